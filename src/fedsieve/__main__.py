@@ -1,0 +1,5 @@
+"""`python -m fedsieve` is the `fedsieve` command."""
+
+from fedsieve.cli import main
+
+main()

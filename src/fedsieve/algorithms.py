@@ -1,0 +1,132 @@
+"""The paper's Table 1 as data: each algorithm is one line: sampler + objective + filter + averaging scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fedsieve.averaging import Scheme, fedavg, fedpdp, mean
+from fedsieve.clients import Objective, Plain, Proximal
+from fedsieve.errors import unknown_name
+from fedsieve.filtering import CombinatorialFilter, KeepAll, ModelFilter
+from fedsieve.filtering.combinatorial import Score, ScoredBy
+from fedsieve.sampling import ClientSampler, ProportionalSampler, ThompsonSampler, UCBSampler, UniformSampler
+from fedsieve.sampling.bandit import Refresh
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the text leaves open or a study varies; each algorithm reads those it has a use for."""
+
+    mu: float = 0.1
+    score: Score = "accuracy"
+    scored_by: ScoredBy = "logits"
+    normalise: bool = True
+    refresh: Refresh = "fresh"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """How to make the four parts of an algorithm from its options."""
+
+    title: str
+    sampler: Callable[[Options], ClientSampler]
+    objective: Callable[[Options], Objective]
+    filter: Callable[[Options], ModelFilter]
+    averaging: Callable[[Options], Scheme]
+    source: str
+
+    def row(self) -> dict[str, Any]:
+        """This algorithm's row of Table 1, read off the parts themselves."""
+        options = Options()
+        sampler, scheme = self.sampler(options), self.averaging(options)
+        filtered = not isinstance(self.filter(options), KeepAll)
+        return {
+            "title": self.title,
+            "model_filter": filtered,
+            "prior_knowledge": sampler.uses_prior_knowledge,
+            "sampling": sampler.notation,
+            "objective": type(self.objective(options)).__name__.lower(),
+            "averaging": _formula(scheme, "S_opt" if filtered else "S_t"),
+            "source": self.source,
+        }
+
+
+def _uniform(options: Options) -> ClientSampler:
+    return UniformSampler()
+
+
+def _proportional(options: Options) -> ClientSampler:
+    return ProportionalSampler()
+
+
+def _ucb(options: Options) -> ClientSampler:
+    return UCBSampler(refresh=options.refresh)
+
+
+def _thompson(options: Options) -> ClientSampler:
+    return ThompsonSampler(refresh=options.refresh)
+
+
+def _plain(options: Options) -> Objective:
+    return Plain()
+
+
+def _proximal(options: Options) -> Objective:
+    return Proximal(options.mu)
+
+
+def _keep_all(options: Options) -> ModelFilter:
+    return KeepAll()
+
+
+def _best_subset(options: Options) -> ModelFilter:
+    return CombinatorialFilter(options.score, options.scored_by)
+
+
+def _fedavg(options: Options) -> Scheme:
+    return fedavg
+
+
+def _mean(options: Options) -> Scheme:
+    return mean
+
+
+def _fedpdp(options: Options) -> Scheme:
+    return partial(fedpdp, normalise=options.normalise)
+
+
+PAPER = "Kim et al. 2020 (arXiv 2012.03270)"
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "fedavg": Algorithm("FedAvg", _uniform, _plain, _keep_all, _fedavg, "McMahan et al. 2017"),
+    "fedprox": Algorithm("FedProx", _proportional, _proximal, _keep_all, _mean, "Li et al. 2020 (MLSys)"),
+    "fedpdp": Algorithm("FedPdp", _uniform, _plain, _keep_all, _fedpdp, "Li et al. 2019 (arXiv 1907.02189)"),
+    "fedca": Algorithm("FedCA", _uniform, _plain, _best_subset, _fedpdp, PAPER),
+    "fedprox-ca": Algorithm("FedProx-CA", _proportional, _proximal, _best_subset, _mean, PAPER),
+    "fedcm-ucb": Algorithm("FedCM-UCB", _ucb, _plain, _best_subset, _fedpdp, PAPER),
+    "fedcm-ts": Algorithm("FedCM-TS", _thompson, _plain, _best_subset, _fedpdp, PAPER),
+}
+
+
+def find(name: str) -> Algorithm:
+    """The algorithm called `name`."""
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm", name, ALGORITHMS)
+    return ALGORITHMS[name]
+
+
+def table() -> list[dict[str, Any]]:
+    """Table 1, one row per algorithm."""
+    return [{"name": name} | algorithm.row() for name, algorithm in ALGORITHMS.items()]
+
+
+def _formula(scheme: Scheme, chosen: str) -> str:
+    function = scheme.func if isinstance(scheme, partial) else scheme
+    return {
+        "fedavg": f"Σ_{{k∉{chosen}}} p_k w + Σ_{{k∈{chosen}}} p_k w_k",
+        "mean": f"1/|{chosen}| Σ_{{k∈{chosen}}} w_k",
+        "fedpdp": f"Σ_{{k∈{chosen}}} p_k |S|/|{chosen}| w_k, normalised",
+    }[function.__name__]

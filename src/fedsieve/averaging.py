@@ -1,0 +1,75 @@
+"""How to combine: AverageModels. A scheme gives coefficients, one for the previous model and one per kept client.
+
+Each scheme is a row of the paper's Table 1. Your own is any function of a `Kept` to `Coefficients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The clients whose models are averaged.
+
+    `weights` [kept] are their p_k, which sum to 1 over all `population` = |S| clients; `counts` [kept] how often each
+    was drawn (once, unless sampled with replacement); `losses` [kept] their mean training losses.
+    """
+
+    weights: NDArray[np.float64]
+    population: int
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", np.asarray(self.weights, dtype=np.float64))
+        if len(self.counts) != len(self.weights):
+            object.__setattr__(self, "counts", np.ones(len(self.weights), dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """w ← previous · w + Σ_k clients[k] · w_k, with `clients` [kept]."""
+
+    previous: float
+    clients: NDArray[np.float64]
+
+
+Scheme = Callable[[Kept], Coefficients]
+
+
+def fedavg(kept: Kept) -> Coefficients:
+    """Σ_{k∉S^t} p_k w^t + Σ_{k∈S^t} p_k w_k: who was not asked counts as having kept the model (Eq. 3)."""
+    return Coefficients(max(0.0, 1.0 - float(kept.weights.sum())), kept.weights)
+
+
+def mean(kept: Kept) -> Coefficients:
+    """(1/|S^t|) Σ_{k∈S^t} w_k, a client drawn twice counting twice (Table 1, FedProx)."""
+    return Coefficients(0.0, kept.counts / kept.counts.sum())
+
+
+def fedpdp(kept: Kept, normalise: bool = True) -> Coefficients:
+    """Σ_{k∈S^t} p_k (|S|/|S^t|) w_k, divided by the sum of its coefficients (Table 1, FedPdp; Eq. 5 with a filter).
+
+    The formula as printed sums to 1 only when all clients hold equally much; with `normalise=False` it is taken
+    literally, and can blow a model up.
+    """
+    if not normalise:
+        return Coefficients(0.0, kept.weights * kept.population / len(kept.weights))
+    total = kept.weights.sum()
+    if total == 0:
+        return Coefficients(0.0, np.full(len(kept.weights), 1 / len(kept.weights)))
+    return Coefficients(0.0, kept.weights / total)
+
+
+def combine(previous: Tensor, models: Sequence[Tensor] | Tensor, coefficients: Coefficients) -> Tensor:
+    """The one weighted sum: `previous` [size] and `models` [kept][size] to a new vector [size]."""
+    average = previous * coefficients.previous if coefficients.previous else previous.new_zeros(previous.shape)
+    for model, coefficient in zip(models, coefficients.clients.tolist(), strict=True):
+        average.add_(model, alpha=coefficient)
+    return average

@@ -1,0 +1,56 @@
+"""The way in: the `fedsieve` command."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def main() -> None:
+    """Run the command line; bad input is one line on standard error and exit status 2."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    import click
+
+    from fedsieve.cli.app import app
+    from fedsieve.errors import FedSieveError, FetchFailed, TooFewUpdates
+
+    logging.basicConfig(level=logging.INFO, format="note: %(message)s", stream=sys.stderr)
+    logging.getLogger("fedsieve").addFilter(_Once())
+    try:
+        return app(standalone_mode=False) or 0
+    except click.exceptions.NoArgsIsHelpError as asked:
+        print(asked.ctx.get_help())
+        return 0
+    except click.ClickException as problem:
+        print(f"error: {_one_line(problem.format_message())}", file=sys.stderr)
+        return 2
+    except FedSieveError as problem:
+        print(f"error: {_one_line(str(problem))}", file=sys.stderr)
+        return 1 if isinstance(problem, FetchFailed | TooFewUpdates) else 2
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted; what was done is kept, and --resume (or the same compare) goes on", file=sys.stderr)
+        return 130
+    except OSError as problem:
+        print(f"error: {_one_line(str(problem))}", file=sys.stderr)
+        return 1
+
+
+class _Once(logging.Filter):
+    """Lets each message through the first time only: a comparison's runs all have the same to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        new = message not in self.said
+        self.said.add(message)
+        return new
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,233 @@
+"""The commands: thin, they parse, call and print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedsieve import __version__, algorithms, data
+from fedsieve.cli.flags import Given, with_config_flags
+from fedsieve.cli.progress import RunProgress
+from fedsieve.data.fetch import fetch_with_bar
+from fedsieve.errors import InvalidSetting
+from fedsieve.runs import RunDirectory, compare, run, summarise
+from fedsieve.runs.comparison import grid
+from fedsieve.runs.directory import write_whole
+
+app = typer.Typer(
+    name="fedsieve",
+    help="Federated learning that chooses which clients to ask and which models to believe.",
+    epilog="Begin with:  fedsieve compare --algorithms fedavg,fedca,fedcm-ts --seeds 3 --rounds 30",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="folder of data sets (default: $FEDSIEVE_DATA or ~/.cache/fedsieve)")
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedsieve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and stop")
+    ] = False,
+) -> None:
+    pass
+
+
+def run_command(
+    settings: Given,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="where the run is written (default: a name under runs/)")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the run in --out after a crash or a kill")
+    ] = False,
+) -> None:
+    """Run one experiment and write it to a run directory.
+
+    The directory holds config.yaml, metrics.jsonl (a row per round), summary.json and checkpoints. A run that was
+    killed goes on with `fedsieve run --out DIR --resume`, and ends as if nothing had happened.
+    """
+    begun = RunDirectory(out) if resume and out is not None else None
+    config = settings.config(begun.config() if begun is not None and begun.exists else None)
+    name = f"{config.dataset}-{config.heterogeneity}-{config.alpha:g}-{config.algorithm}-seed{config.seed}"
+    place = out or Path("runs") / name
+    with RunProgress(config.rounds) as progress:
+        history = run(config, out=place, resume=resume, callbacks=[progress])
+    summary = history.summary
+    print(
+        f"{config.algorithm} on {config.dataset}, seed {config.seed}, {summary['rounds']} rounds: "
+        f"final {100 * summary['final_accuracy']:.1f} %, best {100 * summary['best_accuracy']:.1f} %, "
+        f"mean of the last 10 {100 * summary['mean_last_10']:.1f} %, {summary['duration']:.1f} s\n{place}"
+    )
+
+
+def compare_command(
+    settings: Given,
+    algorithms: Annotated[
+        str, typer.Option("--algorithms", metavar="A,B,C", help="algorithms to compare, the baseline first")
+    ] = "fedavg,fedprox,fedpdp,fedca,fedcm-ucb,fedcm-ts",
+    seeds: Annotated[int, typer.Option(help="runs of each algorithm, seeds counting up from --seed")] = 3,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="where runs, table and pictures are written")] = Path(
+        "runs/compare"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Compare algorithms over seeds: a table, accuracy curves with bands, and who was sampled and kept.
+
+    Finished runs in --out are not repeated, and an interrupted comparison goes on where it stopped. The table gives
+    mean ± standard deviation over seeds, and the rounds it took to reach the first algorithm's final accuracy.
+    """
+    from fedsieve.report import figures, style
+    from fedsieve.report.tables import comparison_table
+
+    config = settings.config()
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    with RunProgress(len(grid(config, names, seeds)) * config.rounds) as progress:
+        histories = compare(config, names, seeds, out, [progress])
+    lines = summarise(histories)
+    if not lines:
+        raise InvalidSetting("algorithms", algorithms, "algorithms of which at least one run finishes")
+    done = {line.algorithm: histories[line.algorithm] for line in lines}
+    title = f"{config.dataset}, {config.heterogeneity} heterogeneity" + (
+        f", α = {config.alpha:g}" if config.heterogeneity in ("client", "class") else ""
+    )
+    curves = {name: [history.accuracy for history in runs] for name, runs in done.items()}
+    first = {name: runs[0].rows for name, runs in done.items()}
+    pictures = [
+        style.save(figures.accuracy_curves(curves, title), out / "curves.png"),
+        style.save(
+            figures.participation(first, config.clients, f"{title}: who was asked and kept, seed {config.seed}"),
+            out / "participation.png",
+        ),
+    ]
+    records = [dataclasses.asdict(line) for line in lines]
+    write_whole(out / "comparison.json", (json.dumps(records, indent=2) + "\n").encode())
+    if as_json:
+        print(json.dumps(records, indent=2))
+        return
+    console = Console(width=None if Console().is_terminal else 100)
+    console.print(comparison_table(lines))
+    for path in [*pictures, out / "comparison.json"]:
+        print(path)
+
+
+app.command("run")(with_config_flags(run_command))
+app.command("compare")(with_config_flags(compare_command, leave_out=("algorithm",)))
+
+
+@app.command("algorithms")
+def algorithms_command(as_json: Json = False) -> None:
+    """Print the algorithms as the paper's Table 1, read off the code."""
+    from fedsieve.report.tables import algorithms_table
+
+    rows = algorithms.table()
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        console = Console(width=None if Console().is_terminal else 140)
+        console.print(algorithms_table(rows))
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List the data sets and whether they are here."""
+    rows = [
+        {
+            "name": name,
+            "title": entry.title,
+            "train": entry.train_examples,
+            "test": entry.test_examples,
+            "classes": entry.classes,
+            "here": entry.bundled or data.is_fetched(name, data_dir),
+        }
+        for name, entry in data.DATASETS.items()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table(header_style="bold", title=f"Data sets ({data.data_folder(data_dir)})", title_justify="left")
+    for heading in ("Name", "What", "Train", "Test", "Classes", "Here"):
+        table.add_column(heading, justify="right" if heading in ("Train", "Test", "Classes") else "left")
+    for row in rows:
+        here = "yes" if row["here"] else f"fedsieve data fetch {row['name']}"
+        numbers = [f"{row[column]:,}" for column in ("train", "test", "classes")]
+        table.add_row(str(row["name"]), str(row["title"]), *numbers, here)
+    Console(width=None if Console().is_terminal else 120).print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")], data_dir: DataDir = None
+) -> None:
+    """Bring a data set to the data folder, from the first source that answers, checked against fixed SHA-256 sums."""
+    print(fetch_with_bar(name, data_dir))
+
+
+@data_app.command("show")
+def data_show(
+    dataset: Annotated[str, typer.Option(help="the data set")] = "digits",
+    heterogeneity: Annotated[
+        str, typer.Option(help="iid, client, class, shards; several with commas between")
+    ] = "client,class",
+    alpha: Annotated[str, typer.Option(help="Dirichlet concentration; several with commas between")] = "0.1,1,5",
+    clients: Annotated[int, typer.Option(help="number of clients")] = 20,
+    shards_per_client: Annotated[int, typer.Option(help="with shards: shards each client gets")] = 2,
+    validation_per_class: Annotated[int | None, typer.Option(help="validation examples per class")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the partition")] = 0,
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="picture to write: png, svg or pdf")] = Path(
+        "runs/data.png"
+    ),
+) -> None:
+    """Draw how many examples of each class every client holds: the paper's Figure 1, for any partition."""
+    from fedsieve.report import figures, style
+
+    try:
+        alphas = [float(value) for value in alpha.split(",")]
+    except ValueError:
+        raise InvalidSetting("alpha", alpha, "numbers above 0, with commas between") from None
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise InvalidSetting("out", str(out), "a file name that ends in .png, .svg or .pdf")
+    loaded = data.load(dataset, data_dir)
+    per_class = data.DATASETS[dataset].validation_per_class if validation_per_class is None else validation_per_class
+    _, rest = data.validation_split(loaded.train_labels, per_class, loaded.classes, seed)
+    panels = {}
+    for scheme in heterogeneity.split(","):
+        for value in alphas if scheme in ("client", "class") else alphas[:1]:
+            split = data.partition(
+                loaded.train_labels,
+                clients,
+                scheme,
+                alpha=value,
+                shards_per_client=shards_per_client,
+                seed=seed,
+                candidates=rest,
+            )
+            title = f"{scheme}, α = {value:g}" if scheme in ("client", "class") else scheme
+            panels[title] = split.class_counts(loaded.train_labels, loaded.classes)
+            sizes = split.sizes
+            print(
+                f"{title}: {sizes.min()} to {sizes.max()} examples per client, {(sizes == 0).sum()} clients without, "
+                f"{len(split.unused)} examples unused"
+            )
+    print(style.save(figures.data_per_client(panels, f"{dataset}, {clients} clients"), out))

@@ -1,0 +1,18 @@
+"""On what to learn: data sets, fetched or one's own, and how their examples are spread over clients."""
+
+from fedsieve.data.catalogue import DATASETS, data_folder, is_fetched, load
+from fedsieve.data.dataset import Dataset
+from fedsieve.data.fetch import fetch
+from fedsieve.data.partition import Partition, partition, validation_split
+
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "Partition",
+    "data_folder",
+    "fetch",
+    "is_fetched",
+    "load",
+    "partition",
+    "validation_split",
+]

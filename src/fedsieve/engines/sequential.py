@@ -1,0 +1,125 @@
+"""The reference engine: one client after the other, in this process. Simple enough to believe and to debug."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedsieve.clients import LocalTraining, train
+from fedsieve.data import Dataset, Partition
+from fedsieve.engines.base import Engine, Update
+from fedsieve.randomness import torch_draws
+from fedsieve.vector import Layout
+
+EVALUATION_BATCH = 500
+
+
+class SequentialEngine(Engine):
+    """Trains the clients of a round one by one.
+
+    `build` makes the module; `validation` [examples] are positions in the training data that no client holds.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        dataset: Dataset,
+        partition: Partition,
+        validation: NDArray[np.int64],
+        settings: LocalTraining,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.dataset = dataset
+        self.partition = partition
+        self.validation = validation
+        self.settings = settings
+        self.seed = seed
+        self.device = torch.device(device)
+        with torch_draws(seed, "initial model"):
+            self.module = build()
+        self.layout = Layout.of(self.module)
+        self._initial = self.layout.read(self.module)
+        self.module.to(self.device)
+
+    def initial_model(self) -> Tensor:
+        """The freshly built module's state."""
+        return self._initial.to(self.device)
+
+    def train(self, model: Tensor, clients: Sequence[int], round: int) -> list[Update]:
+        """One client after the other; an exception becomes that client's error."""
+        with single_thread():
+            return [self._train_one(model, client, round) for client in clients]
+
+    def _train_one(self, model: Tensor, client: int, round: int) -> Update:
+        began = time.perf_counter()
+        try:
+            examples = np.sort(self.partition[client])
+            inputs = self.dataset.prepare(self.dataset.train_inputs[examples]).to(self.device)
+            labels = torch.from_numpy(self.dataset.train_labels[examples].astype(np.int64)).to(self.device)
+            with torch_draws(self.seed, "local draws", round, client, self.device):
+                trained, loss = train(
+                    self.module, self.layout, model, inputs, labels, self.settings, self.seed, round, client
+                )
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            return Update(client, None, seconds=time.perf_counter() - began, error=reason)
+        return Update(client, trained, loss, time.perf_counter() - began)
+
+    def logits(self, model: Tensor, data: Literal["validation", "test"]) -> Tensor:
+        """A forward pass in batches, batch norm with its running statistics."""
+        self.layout.write(model, self.module)
+        self.module.eval()
+        source = self.dataset.test_inputs if data == "test" else self.dataset.train_inputs
+        places = np.arange(len(source)) if data == "test" else self.validation
+        outputs = []
+        with torch.no_grad(), single_thread():
+            for start in range(0, len(places), EVALUATION_BATCH):
+                batch = self.dataset.prepare(source[places[start : start + EVALUATION_BATCH]])
+                outputs.append(self.module(batch.to(self.device)))
+        return torch.cat(outputs)
+
+    def labels(self, data: Literal["validation", "test"]) -> Tensor:
+        """The labels of the test set or of the validation examples."""
+        chosen = self.dataset.test_labels if data == "test" else self.dataset.train_labels[self.validation]
+        return torch.from_numpy(np.asarray(chosen).astype(np.int64)).to(self.device)
+
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+        """One backward pass, in batches."""
+        places = self.validation if examples is None else self.validation[examples.cpu().numpy()]
+        point = model.clone().requires_grad_()
+        self.module.eval()
+        score = 0.0
+        with single_thread():
+            for start in range(0, len(places), EVALUATION_BATCH):
+                chosen = places[start : start + EVALUATION_BATCH]
+                inputs = self.dataset.prepare(self.dataset.train_inputs[chosen]).to(self.device)
+                labels = torch.from_numpy(self.dataset.train_labels[chosen].astype(np.int64)).to(self.device)
+                logits = functional_call(self.module, self.layout.tensors(point), (inputs,))
+                part = -cross_entropy(logits, labels, reduction="sum") / len(places)
+                part.backward()  # type: ignore[no-untyped-call]
+                score += float(part)
+        gradient = point.grad
+        assert gradient is not None
+        gradient[self.layout.parameters :] = 0
+        return score, gradient
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Inside, PyTorch uses one thread: small models are faster so, and results don't depend on the number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

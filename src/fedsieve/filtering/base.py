@@ -1,0 +1,68 @@
+"""Whom to believe: the contract of every model filter (ModelFilter in Algorithm 1)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The models that came back, in ascending order of client id.
+
+    `logits` [models, examples, classes] are their outputs on the validation set, `labels` [examples] the truth,
+    `weights` [models] the client weights p_k, `counts` [models] how often each client was drawn (default: once).
+    The rest is there for filters with `needs_models`: the flat models [models, size]; `average(kept)`, the flat model
+    [size] that the run's averaging scheme would make of the models at the positions `kept`; `predict(model)`, logits
+    [examples, classes] of any flat model; `score_and_gradient(model, examples)`, the mean log-likelihood of a flat
+    model on the validation set (or on the examples at these positions) and its gradient [size], zero for buffers.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    weights: Tensor
+    counts: Tensor | None = None
+    models: Sequence[Tensor] | Tensor | None = None
+    average: Callable[[Sequence[int]], Tensor] | None = None
+    predict: Callable[[Tensor], Tensor] | None = None
+    score_and_gradient: Callable[..., tuple[float, Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a filter decided: the positions of the `kept` candidates, ascending, and their `score` together.
+
+    `weights` [models], when given, replaces the averaging scheme's coefficients (zero for models left out).
+    """
+
+    kept: tuple[int, ...]
+    score: float | None = None
+    weights: Tensor | None = None
+
+
+class ModelFilter(ABC):
+    """Decides which of a round's models go into the average.
+
+    `needs_logits` and `needs_models` say which parts of the candidates it reads, so that a run computes no others.
+    """
+
+    needs_logits: ClassVar[bool] = True
+    needs_models: bool = False
+
+    @abstractmethod
+    def select(self, candidates: Candidates) -> Selection:
+        """Choose among the candidates; at least one is kept."""
+
+
+class KeepAll(ModelFilter):
+    """No filter: every model is believed."""
+
+    needs_logits = False
+
+    def select(self, candidates: Candidates) -> Selection:
+        """All of them."""
+        return Selection(kept=tuple(range(len(candidates.weights))))

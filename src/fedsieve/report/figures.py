@@ -1,0 +1,160 @@
+"""The pictures: accuracy curves, who was sampled and kept, data per client. Each returns a Matplotlib figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsieve import algorithms
+from fedsieve.report.style import GRID, INK, KEPT, LEFT_OUT, colour, new_figure, quiet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NOT_ASKED, ASKED, TAKEN = 0, 1, 2
+
+
+def accuracy_curves(curves: Mapping[str, Sequence[Sequence[float]]], title: str = "") -> Figure:
+    """Test accuracy over rounds: for each algorithm the mean over its runs, and a band of one standard deviation.
+
+    `curves` maps algorithm names to runs of accuracies in [0, 1].
+    """
+    figure = new_figure(8, 4.6)
+    axes = figure.add_subplot()
+    ends: list[tuple[float, str, str]] = []
+    for position, (name, runs) in enumerate(curves.items()):
+        shortest = min(len(run) for run in runs)
+        values = 100 * np.array([run[:shortest] for run in runs])
+        mean, rounds = values.mean(0), np.arange(1, shortest + 1)
+        own = colour(name, position)
+        axes.plot(rounds, mean, color=own, linewidth=1.8, label=_title(name))
+        if len(runs) > 1:
+            spread = values.std(0, ddof=1)
+            axes.fill_between(rounds, mean - spread, mean + spread, color=own, alpha=0.13, linewidth=0)
+        ends.append((float(mean[-1]), _title(name), own))
+    _label_ends(axes, ends)
+    quiet(axes)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy (%)")
+    axes.margins(x=0.01)
+    axes.set_ylim(bottom=0)
+    if title:
+        axes.set_title(title, loc="left", fontsize=11, color=INK)
+    return figure
+
+
+def participation(rows: Mapping[str, Sequence[Mapping[str, Any]]], clients: int, title: str = "") -> Figure:
+    """Who was sampled and who was kept, round by round: one panel per algorithm, one row of cells per client.
+
+    `rows` maps algorithm names to the rows of one run each.
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
+    figure = new_figure(3.6 * columns, 0.8 + 2.5 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+    for axes in panels.flat[len(rows) :]:
+        axes.set_visible(False)
+    for axes, (name, run) in zip(panels.flat, rows.items(), strict=False):
+        axes.imshow(
+            participation_map(run, clients),
+            aspect="auto",
+            interpolation="nearest",
+            cmap=ListedColormap(["#f4f4f4", LEFT_OUT, KEPT]),
+            vmin=NOT_ASKED,
+            vmax=TAKEN,
+            extent=(0.5, len(run) + 0.5, clients - 0.5, -0.5),
+        )
+        axes.set_title(_title(name), fontsize=10, color=INK, loc="left")
+        quiet(axes)
+    for axes in panels[:, 0]:
+        axes.set_ylabel("client")
+    for axes in panels[-1, :]:
+        axes.set_xlabel("round")
+    labels = {"not asked": "#f4f4f4", "asked, left out": LEFT_OUT, "asked and kept": KEPT}
+    patches = [Patch(facecolor=shade, edgecolor=GRID, label=label) for label, shade in labels.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK)
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
+    return figure
+
+
+def participation_map(rows: Sequence[Mapping[str, Any]], clients: int) -> NDArray[np.int8]:
+    """[clients, rounds] of 0 (not asked), 1 (asked, left out) and 2 (asked and kept)."""
+    cells = np.zeros((clients, len(rows)), dtype=np.int8)
+    for column, row in enumerate(rows):
+        cells[row["sampled"], column] = ASKED
+        cells[row["kept"], column] = TAKEN
+    return cells
+
+
+def data_per_client(panels: Mapping[str, NDArray[np.int64]], title: str = "") -> Figure:
+    """The paper's Figure 1: how many examples of each class every client holds, as stacked bars.
+
+    `panels` maps a panel's title to counts [clients, classes].
+    """
+    from matplotlib import colormaps
+
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = new_figure(max(6.0, 3.8 * columns), 0.9 + 2.7 * lines)
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True)
+    palette = colormaps["tab10" if next(iter(panels.values())).shape[1] <= 10 else "tab20"]
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (name, counts) in zip(grid.flat, panels.items(), strict=False):
+        clients, classes = counts.shape
+        bottoms = np.zeros(clients)
+        for label in range(classes):
+            shade = palette(label % palette.N)
+            axes.bar(np.arange(clients), counts[:, label], 0.85, bottoms, color=shade, label=str(label))
+            bottoms += counts[:, label]
+        axes.set_title(name, fontsize=10, color=INK, loc="left")
+        quiet(axes)
+        axes.margins(x=0.01)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("examples")
+    for axes in grid[-1, :]:
+        axes.set_xlabel("client")
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    if len(labels) <= 20:
+        figure.legend(
+            handles, labels, title="class", loc="outside right upper", frameon=False, fontsize=8, labelcolor=INK
+        )
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
+    return figure
+
+
+def _title(name: str) -> str:
+    known = algorithms.ALGORITHMS.get(name)
+    return known.title if known else name
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names at the right end of their curves, pushed apart where they would overlap."""
+    low, high = axes.get_ylim()
+    gap = 0.052 * (high - min(low, 0))
+    place = float("inf")
+    for value, name, own in sorted(ends, reverse=True):
+        place = min(value, place - gap)
+        axes.annotate(
+            name,
+            (1, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            color=own,
+            va="center",
+            fontsize=9.5,
+            annotation_clip=False,
+        )

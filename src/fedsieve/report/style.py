@@ -1,0 +1,57 @@
+"""One look for every picture: quiet axes, colours that colour-blind readers can tell apart (Okabe & Ito 2008)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#333333"
+GRID = "#e4e4e4"
+LEFT_OUT = "#E69F00"
+KEPT = "#0072B2"
+COLOURS = {
+    "fedavg": "#555555",
+    "fedprox": "#E69F00",
+    "fedpdp": "#56B4E9",
+    "fedca": "#009E73",
+    "fedprox-ca": "#CC79A7",
+    "fedcm-ucb": "#D55E00",
+    "fedcm-ts": "#0072B2",
+}
+SPARE = ("#F0E442", "#8B4513", "#6A3D9A", "#000000")
+
+
+def colour(name: str, position: int) -> str:
+    """An algorithm's own colour, the same in every picture."""
+    return COLOURS.get(name, SPARE[position % len(SPARE)])
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that belongs to no window and no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def quiet(axes: Axes) -> None:
+    """Take away what is not data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GRID)
+    axes.tick_params(colors=INK, labelsize=9, length=0)
+    for text in (axes.xaxis.label, axes.yaxis.label):
+        text.set_color(INK)
+        text.set_fontsize(10)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the picture; the ending of the name is its format (png, svg, pdf)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path

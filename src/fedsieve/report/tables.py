@@ -1,0 +1,63 @@
+"""Tables for the terminal, from comparisons and from the registry of algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from fedsieve import algorithms
+from fedsieve.runs import Line, Spread
+
+
+def comparison_table(lines: Sequence[Line]) -> Table:
+    """Mean ± standard deviation over seeds of final, best and last-10 accuracy, and rounds to the first's final one."""
+    first = lines[0]
+    table = Table(
+        title=f"Test accuracy in %, mean ± std over {max(line.seeds for line in lines)} seed(s)",
+        caption=f"* rounds to reach {100 * first.final.mean:.1f} %, {_title(first)}'s final accuracy; (seeds that did)",
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+    )
+    table.add_column("Algorithm", no_wrap=True)
+    for heading in ("Final", "Best", "Last 10 rounds", "Rounds to target*"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    best = max(line.mean_last_10.mean for line in lines)
+    for line in lines:
+        table.add_row(
+            _title(line),
+            _percent(line.final),
+            _percent(line.best),
+            _percent(line.mean_last_10),
+            "–" if line.rounds_to_target is None else f"{line.rounds_to_target.mean:.1f} ({line.reached}/{line.seeds})",
+            style="bold" if line.mean_last_10.mean == best else None,
+        )
+    return table
+
+
+def algorithms_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The paper's Table 1, from the code."""
+    table = Table(header_style="bold", title="Algorithms (Table 1 of the paper, from the code)", title_justify="left")
+    for heading in ("Name", "Model filter", "Prior knowledge", "Sampling", "Objective", "Averaging"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            "yes" if row["model_filter"] else "no",
+            "yes" if row["prior_knowledge"] else "no",
+            row["sampling"],
+            row["objective"],
+            row["averaging"],
+        )
+    return table
+
+
+def _percent(spread: Spread) -> str:
+    return f"{100 * spread.mean:.1f} ± {100 * spread.std:.1f}"
+
+
+def _title(line: Line) -> str:
+    known = algorithms.ALGORITHMS.get(line.algorithm)
+    return known.title if known else line.algorithm

@@ -1,0 +1,115 @@
+"""What both bandits share: one arm per client, rewarded when the client's model is kept (Algorithms 2 and 3).
+
+Only arms that have been tried are stored. Where an untried arm starts is a function of (seed, client), so that a
+million clients cost nothing until they are sampled, and a client that joins late starts as it would have at first.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedsieve.errors import unknown_name
+from fedsieve.randomness import keys
+from fedsieve.sampling.base import ClientSampler, Feedback, Ids, highest, sorted_ids
+
+Refresh = Literal["fresh", "stale"]
+TIE_WIDTH = 1e-9
+"""Indices closer than this count as equal: what rounding made of equal means must not decide who is asked."""
+
+
+class BanditSampler(ClientSampler):
+    """Asks the clients of highest index; a subclass says how an index is made and how a reward is learnt.
+
+    `refresh="fresh"` computes the index of every arm in every round, as CUCB (Chen et al. 2013) and Thompson sampling
+    do. `refresh="stale"` follows the paper's text: only arms asked in the round before get a new index.
+    Ties are broken at random.
+    """
+
+    uses_prior_knowledge = True
+    columns: ClassVar[tuple[str, ...]]
+    """What is remembered of an arm; a subclass's own names, each stored as one number per tried arm."""
+
+    def __init__(self, refresh: Refresh = "fresh", seed: int = 0) -> None:
+        if refresh not in ("fresh", "stale"):
+            raise unknown_name("refresh", refresh, ("fresh", "stale"))
+        self.refresh = refresh
+        self.seed = seed
+        self._tried: Ids = np.empty(0, dtype=np.int64)
+        self._arms = {name: np.empty(0) for name in (*self.columns, "index")}
+        self._to_refresh: Ids = np.empty(0, dtype=np.int64)
+
+    @abstractmethod
+    def start(self, clients: Ids) -> dict[str, NDArray[np.float64]]:
+        """The columns of arms never tried, for `clients` [n]."""
+
+    @abstractmethod
+    def untried_index(self, round: int, clients: Ids) -> NDArray[np.float64]:
+        """The index [n] in this round of arms never tried; round 0 means the index they started with."""
+
+    @abstractmethod
+    def tried_index(self, round: int, clients: Ids, arms: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """The index [n] in this round of arms with the columns `arms`."""
+
+    @abstractmethod
+    def reward(self, arms: dict[str, NDArray[np.float64]], rewards: NDArray[np.float64]) -> None:
+        """Learn `rewards` [n] (1 kept, 0 not) into the columns, in place."""
+
+    def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
+        """The `count` available clients of highest index, sorted."""
+        ids = sorted_ids(clients, count)
+        self._refresh(round)
+        index = self.untried_index(round if self.refresh == "fresh" else 0, ids)
+        at = np.searchsorted(ids, self._tried)
+        there = at < ids.size
+        there[there] = ids[at[there]] == self._tried[there]
+        index[at[there]] = self._arms["index"][there]
+        index += TIE_WIDTH * keys(self.seed, "bandit ties", round, ids)
+        return ids[highest(index, count)]
+
+    def observe(self, feedback: Feedback) -> None:
+        """Reward the kept clients with 1, the others that were asked with 0."""
+        asked = np.unique(np.asarray(feedback.sampled, dtype=np.int64))
+        self._remember(np.setdiff1d(asked, self._tried, assume_unique=True))
+        at = np.searchsorted(self._tried, asked)
+        arms = {name: self._arms[name][at] for name in self.columns}
+        self.reward(arms, np.isin(asked, np.asarray(feedback.kept, dtype=np.int64)).astype(np.float64))
+        for name in self.columns:
+            self._arms[name][at] = arms[name]
+        self._to_refresh = asked
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tried arms: client ids and one list per column."""
+        return {
+            "clients": self._tried.tolist(),
+            **{name: values.tolist() for name, values in self._arms.items()},
+            "to_refresh": self._to_refresh.tolist(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._tried = np.array(state["clients"], dtype=np.int64)
+        self._arms = {name: np.array(state[name], dtype=np.float64) for name in self._arms}
+        self._to_refresh = np.array(state["to_refresh"], dtype=np.int64)
+
+    def _refresh(self, round: int) -> None:
+        if self.refresh == "fresh":
+            arms = {name: self._arms[name] for name in self.columns}
+            self._arms["index"] = self.tried_index(round, self._tried, arms)
+        else:
+            at = np.searchsorted(self._tried, self._to_refresh)
+            arms = {name: self._arms[name][at] for name in self.columns}
+            self._arms["index"][at] = self.tried_index(round, self._to_refresh, arms)
+        self._to_refresh = self._to_refresh[:0]
+
+    def _remember(self, new: Ids) -> None:
+        if new.size == 0:
+            return
+        at = np.searchsorted(self._tried, new)
+        starts = self.start(new) | {"index": self.untried_index(0, new)}
+        self._tried = np.insert(self._tried, at, new)
+        self._arms = {name: np.insert(values, at, starts[name]) for name, values in self._arms.items()}

@@ -1,0 +1,91 @@
+"""Whom to ask: the contract of every client sampler (SampleClients and PriorKnowledge in Algorithm 1)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedsieve.errors import InvalidSetting
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What one round taught us.
+
+    `sampled` are the clients asked, as drawn (a client drawn twice stands there twice); `kept` those whose models went
+    into the average. A client that was asked and failed is in `sampled` but has no loss.
+    """
+
+    round: int
+    sampled: Sequence[int] | Ids
+    kept: Sequence[int] | Ids
+    losses: Mapping[int, float] = field(default_factory=dict)
+    durations: Mapping[int, float] = field(default_factory=dict)
+
+
+class ClientSampler(ABC):
+    """Chooses the clients of a round.
+
+    The life of a sampler: `begin` once, with the run's seed and the client weights p_k; then in every round `sample`,
+    and after the round `observe`. `state_dict` is saved after each round and given to `load_state_dict` of a new
+    sampler when a run is resumed. A new method needs `sample` only; one that learns also has `observe` and the state.
+
+    Client ids are any integers, and clients may come and go between rounds. A sampler must not depend on the order
+    in which clients are listed: draw with `fedsieve.randomness.keys` or sort first.
+    """
+
+    notation: ClassVar[str] = ""
+    """The scheme in the words of the paper's Table 1."""
+
+    uses_prior_knowledge: ClassVar[bool] = False
+    """Whether it learns from the rounds before."""
+
+    seed: int = 0
+
+    def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
+        """Take the run's seed and the weights p_k (`weights` [n] of `clients` [n]), before the first round."""
+        self.seed = seed
+
+    @abstractmethod
+    def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
+        """`count` of the `clients` [n] that are there in this round (counted from 1): ids [count]."""
+
+    def observe(self, feedback: Feedback) -> None:  # noqa: B027 - not every sampler learns
+        """Learn from a finished round."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything learnt, as plain data (numbers, strings, lists, dictionaries)."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - not every sampler has a state
+        """Go on from what `state_dict` gave."""
+
+
+def sorted_ids(clients: ArrayLike, count: int, *, with_replacement: bool = False) -> Ids:
+    """The available clients as sorted ids [n], after checking that `count` of them can be drawn."""
+    ids = np.asarray(clients)
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise InvalidSetting("clients", clients, "a flat list of whole numbers")
+    ids = ids.astype(np.int64, copy=False)
+    if ids.size > 1:
+        steps = np.diff(ids)
+        if (steps <= 0).any():
+            ids = np.sort(ids)
+            steps = np.diff(ids)
+        if (steps == 0).any():
+            raise InvalidSetting("clients", int(ids[1:][steps == 0][0]), "each client id once")
+    if count < 0 or (count > 0 and ids.size == 0) or (count > ids.size and not with_replacement):
+        raise InvalidSetting("count", count, f"0 to {ids.size}, the number of clients available")
+    return ids
+
+
+def highest(index: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Positions, ascending, of the `count` highest of `index` [n]."""
+    return np.sort(np.argpartition(-index, count - 1)[:count]) if count else np.empty(0, dtype=np.intp)
