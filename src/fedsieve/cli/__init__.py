@@ -17,8 +17,11 @@ def _run() -> int:
     from fedsieve.cli.app import app
     from fedsieve.errors import FedSieveError, FetchFailed, TooFewUpdates
 
-    logging.basicConfig(level=logging.INFO, format="note: %(message)s", stream=sys.stderr)
-    logging.getLogger("fedsieve").addFilter(_Once())
+    notes = logging.StreamHandler(sys.stderr)
+    notes.setFormatter(logging.Formatter("note: %(message)s"))
+    notes.addFilter(_Once())
+    logging.getLogger("fedsieve").addHandler(notes)
+    logging.getLogger("fedsieve").setLevel(logging.INFO)
     try:
         return app(standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as asked:

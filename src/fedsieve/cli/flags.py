@@ -89,7 +89,7 @@ def _flag(name: str) -> inspect.Parameter:
     kind: Any = kinds[0] if kinds[0] in (int, float, bool, str, Path) else int
     panel = next(title for title, names in PANELS.items() if name in names)
     metavar = None if kind is bool else "NAME" if name in NAMES else None
-    default = "" if field.default in (None, "", 0) and name != "seed" else f" [default: {field.default}]"
+    default = "" if field.default in (None, "", 0) and name != "seed" else f" (default: {field.default})"
     help_text = f"{field.description}{default}"
     option = typer.Option(help=help_text, rich_help_panel=panel, metavar=metavar, show_default=False)
     return inspect.Parameter(

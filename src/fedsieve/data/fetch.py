@@ -165,7 +165,7 @@ def _workspace(root: Path, name: str) -> Iterator[Path]:
                 workspace.mkdir()
                 until_done.enter_context(_lock(workspace))
         except OSError as error:
-            raise InvalidSetting("data folder", str(root), "a folder that can be written to") from error
+            raise InvalidSetting("data_folder", str(root), "a folder that can be written to") from error
         try:
             yield workspace
         finally:
@@ -187,6 +187,8 @@ def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
         is_ours = True
     except BlockingIOError:
         is_ours = False
+    except OSError:  # a disk that knows no locks
+        is_ours = True
     try:
         yield is_ours
     finally:

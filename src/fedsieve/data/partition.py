@@ -49,7 +49,7 @@ class Partition:
     def class_counts(self, labels: NDArray[np.integer[Any]], classes: int) -> NDArray[np.int64]:
         """Examples per client and class `[clients, classes]`, for the `labels` that were partitioned."""
         owner = np.repeat(np.arange(len(self)), self.sizes)
-        cells = owner * classes + labels[self.indices]
+        cells = owner * classes + labels[self.indices].astype(np.int64)
         return np.bincount(cells, minlength=len(self) * classes).reshape(len(self), classes)
 
 
@@ -103,12 +103,13 @@ def validation_split(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Takes `per_class` examples of each class at random: their indices, and all others, in rising order."""
     check_labels("labels", labels, classes)
+    labels = _compact(labels)
     counts = np.bincount(labels, minlength=classes)
     scarcest = int(counts.argmin())
     if not 0 <= per_class <= counts[scarcest]:
         allowed = f"0 to {counts[scarcest]}, the number of training examples of class {scarcest}"
         raise InvalidSetting("validation_per_class", per_class, allowed)
-    order, starts = _shuffled_by_class(_compact(labels), generator(seed, "validation"))
+    order, starts = _shuffled_by_class(labels, generator(seed, "validation"))
     chosen = np.zeros(len(labels), dtype=bool)
     for start in starts[:-1][np.diff(starts) > 0]:
         chosen[order[start : start + per_class]] = True

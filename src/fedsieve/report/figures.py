@@ -74,6 +74,8 @@ def participation(rows: Mapping[str, Sequence[Mapping[str, Any]]], clients: int,
             extent=(0.5, len(run) + 0.5, clients - 0.5, -0.5),
         )
         axes.set_title(_title(name), fontsize=10, color=INK, loc="left")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.get_major_locator().set_params(integer=True)
         quiet(axes)
     for axes in panels[:, 0]:
         axes.set_ylabel("client")
@@ -120,6 +122,7 @@ def data_per_client(panels: Mapping[str, NDArray[np.int64]], title: str = "") ->
         axes.set_title(name, fontsize=10, color=INK, loc="left")
         quiet(axes)
         axes.margins(x=0.01)
+        axes.set_ylim(top=1.05 * bottoms.max())
         axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("examples")

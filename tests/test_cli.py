@@ -1,0 +1,171 @@
+"""The command line, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsieve import cli
+
+QUICK = ["--rounds", "2", "--clients", "8", "--local-epochs", "1", "--device", "cpu"]
+
+
+class Typed:
+    """What a command printed and how it ended."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *words: str | Path) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["fedsieve", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = self.capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
+    monkeypatch.chdir(tmp_path)
+    return Typed(capsys, monkeypatch)
+
+
+def test_run_writes_a_directory_and_says_where(typed: Typed, tmp_path: Path) -> None:
+    status, printed, _ = typed("run", "--algorithm", "fedca", *QUICK)
+    assert status == 0 and "fedca on digits, seed 0, 2 rounds: final" in printed
+    place = tmp_path / printed.splitlines()[-1]
+    assert {file.name for file in place.iterdir()} == {"config.yaml", "metrics.jsonl", "summary.json", "checkpoints"}
+
+
+def test_flags_reach_the_configuration(typed: Typed, tmp_path: Path) -> None:
+    words = (
+        "run --algorithm fedcm-ucb --dataset digits --heterogeneity client --alpha 0.5 --clients 9 --ratio 0.5 "
+        "--rounds 2 --local-epochs 2 --batch-size 8 --lr 0.02 --model cnn --score cross-entropy --seed 3 "
+        "--engine sequential --device cpu --out here"
+    )
+    assert typed(*words.split())[0] == 0
+    saved = (tmp_path / "here" / "config.yaml").read_text()
+    for line in (
+        "algorithm: fedcm-ucb",
+        "heterogeneity: client",
+        "alpha: 0.5",
+        "clients: 9",
+        "ratio: 0.5",
+        "rounds: 2",
+    ):
+        assert line in saved.splitlines()
+    for line in ("local_epochs: 2", "batch_size: 8", "lr: 0.02", "model: cnn", "score: cross-entropy", "seed: 3"):
+        assert line in saved.splitlines()
+
+
+def test_flags_win_over_the_file(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("rounds: 1\nlr: 0.5\nclients: 8\nlocal_epochs: 1\n")
+    assert typed("run", "--config", "my.yaml", "--lr", "0.25", "--out", "here")[0] == 0
+    saved = (tmp_path / "here" / "config.yaml").read_text().splitlines()
+    assert "lr: 0.25" in saved and "rounds: 1" in saved
+
+
+def test_resume_needs_only_the_folder(typed: Typed) -> None:
+    typed("run", *QUICK, "--out", "here")
+    status, printed, _ = typed("run", "--out", "here", "--resume")
+    assert status == 0 and "2 rounds" in printed
+    status, _, said = typed("run", "--out", "here", "--resume", "--lr", "3")
+    assert status == 2 and said == "error: lr: 3.0 is not allowed; use 0.01, as in the run in here\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --algorithm fedcm-tz", "'fedcm-ts' (nearest)"),
+        ("run --dataset cifar11", "'cifar10' (nearest)"),
+        ("run --ratio 0", "ratio: 0.0 is not allowed; use a number above 0 and at most 1"),
+        ("run --ratio 1.5", "ratio: 1.5"),
+        ("run --alpha 0", "alpha: 0.0 is not allowed; use a number above 0"),
+        ("run --clients 100000", "clients: 100000"),
+        ("run --clients some", "'some' is not a valid integer"),
+        ("run --no-such-flag 3", "--no-such-flag"),
+        ("run --config nothing.yaml", "nothing.yaml"),
+        ("run --dataset cifar10 --data-dir nowhere", "fedsieve data fetch cifar10"),
+        ("run --device cuda:99", "cuda:99"),
+        ("compare --algorithms fedavg,nothing", "algorithm: 'nothing'"),
+        ("compare --algorithms fedavg,fedavg", "algorithms: 'fedavg,fedavg'"),
+        ("compare --seeds 0", "seeds: 0"),
+        ("data fetch imagenet", "imagenet"),
+        ("data show --alpha low", "alpha: 'low'"),
+        ("data show --heterogeneity odd", "heterogeneity: 'odd'"),
+        ("data show --out picture.doc", "out: 'picture.doc'"),
+        ("fly", "No such command 'fly'"),
+    ],
+)
+def test_bad_input_is_one_line_exit_status_2_and_nothing_written(
+    words: str, said: str, typed: Typed, tmp_path: Path
+) -> None:
+    status, printed, error = typed(*words.split())
+    assert status == 2 and printed == ""
+    assert error.startswith("error: ") and error.count("\n") == 1 and said in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unreadable_yaml_is_one_line(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("a: [1,")
+    status, _, error = typed("run", "--config", "bad.yaml")
+    assert status == 2 and error.count("\n") == 1 and "bad.yaml" in error
+
+
+def test_algorithms_prints_table_1_for_people_and_programs(typed: Typed) -> None:
+    status, printed, _ = typed("algorithms")
+    assert status == 0 and "fedcm-ucb" in printed and "Σ" in printed
+    rows = {row["name"]: row for row in json.loads(typed("algorithms", "--json")[1])}
+    filtered = [(row["model_filter"], row["prior_knowledge"]) for row in rows.values()]
+    assert list(rows) == ["fedavg", "fedprox", "fedpdp", "fedca", "fedprox-ca", "fedcm-ucb", "fedcm-ts"]
+    assert filtered == [(False, False)] * 3 + [(True, False)] * 2 + [(True, True)] * 2
+    assert rows["fedprox"]["sampling"] == "p_k, with replacement" and rows["fedprox"]["objective"] == "proximal"
+    assert rows["fedca"]["averaging"] == "Σ_{k∈S_opt} p_k |S|/|S_opt| w_k, normalised"
+
+
+def test_compare_prints_the_table_and_draws_the_pictures(typed: Typed, tmp_path: Path) -> None:
+    words = ["compare", "--algorithms", "fedavg,fedcm-ts", "--seeds", "2", *QUICK, "--out", "both"]
+    status, printed, _ = typed(*words)
+    assert status == 0 and "FedCM-TS" in printed and "±" in printed
+    for name in ("curves.png", "participation.png"):
+        assert (tmp_path / "both" / name).read_bytes().startswith(b"\x89PNG")
+    records = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert json.loads(typed(*words, "--json")[1]) == records
+    status, _, said = typed(*words, "--lr", "7")
+    assert status == 2 and said.startswith("error: lr: 7.0")
+
+
+def test_data_list_and_show(typed: Typed, tmp_path: Path) -> None:
+    listed = {row["name"]: row for row in json.loads(typed("data", "list", "--json", "--data-dir", "none")[1])}
+    assert listed["digits"]["here"] and not listed["cifar10"]["here"]
+    status, printed, _ = typed("data", "show", "--heterogeneity", "class,shards", "--alpha", "0.1,5", "--out", "p.svg")
+    assert status == 0 and "shards: " in printed and "62 to 62 examples per client" in printed
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+def test_help_names_every_setting(typed: Typed) -> None:
+    from fedsieve.runs import Config
+
+    _, printed, _ = typed("run", "--help")
+    for field in Config.model_fields:
+        assert f"--{field.replace('_', '-')}" in printed
+
+
+def test_importing_fedsieve_brings_no_heavy_extras() -> None:
+    script = (
+        "import sys, fedsieve; print([m for m in ('flwr','ray','plotly','matplotlib','pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_installed_command_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsieve", "--version"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("fedsieve 0.")

@@ -1,0 +1,207 @@
+"""A run that is killed and gone on with ends as an undisturbed one, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedsieve as fs
+from fedsieve.errors import InvalidSetting, TooFewUpdates
+from fedsieve.runs import RunDirectory
+
+SETTINGS: dict[str, Any] = {
+    "algorithm": "fedcm-ts",
+    "rounds": 4,
+    "clients": 10,
+    "local_epochs": 1,
+    "device": "cpu",
+    "refresh": "stale",
+}
+CONFIG = fs.Config(**SETTINGS)
+
+# What a round does to the disk: flush the row; flush, rename, flush the folder for the model; the same for the JSON.
+STEPS_TO_BEGIN, STEPS_A_ROUND = 3, 7
+
+KILLER = """
+import json, os, signal, sys
+import fedsieve as fs
+
+settings, folder, points = json.loads(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+
+def run_and_be_killed(point):
+    steps = 0
+    def counted(function):
+        def called(*arguments, **options):
+            nonlocal steps
+            steps += 1
+            if steps == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+        return called
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+    fs.run(fs.Config(**settings), out=f"{folder}/killed-at-{point}")
+
+for point in points:
+    child = os.fork()
+    if child == 0:
+        run_and_be_killed(point)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (point, status)
+"""
+
+
+def results(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without what may differ: how long they took."""
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    fs.run(CONFIG, out=folder)
+    return folder
+
+
+def final_model(folder: Path) -> bytes:
+    return (folder / "checkpoints" / f"round-{CONFIG.rounds:06d}.safetensors").read_bytes()
+
+
+def test_a_run_killed_at_any_step_on_disk_and_resumed_equals_an_undisturbed_one(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    first_rounds = range(1, STEPS_TO_BEGIN + 2 * STEPS_A_ROUND + 1)
+    last_summary = STEPS_TO_BEGIN + CONFIG.rounds * STEPS_A_ROUND + 2
+    points = [*first_rounds, last_summary - 3, last_summary - 1, last_summary]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, json.dumps(SETTINGS), str(tmp_path), json.dumps(points)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    for point in points:
+        folder = tmp_path / f"killed-at-{point}"
+        assert not RunDirectory(folder).finished
+        history = fs.run(CONFIG, out=folder, resume=True)
+        assert results(history.rows) == results(RunDirectory(undisturbed).rows()), point
+        assert results(RunDirectory(folder).rows()) == results(history.rows)
+        assert final_model(folder) == final_model(undisturbed), point
+        assert history.summary["final_accuracy"] == RunDirectory(undisturbed).summary()["final_accuracy"]
+
+
+@pytest.mark.parametrize("damage", ["cut the model", "flip a bit of the model", "cut the JSON", "change the sampler"])
+def test_a_damaged_last_checkpoint_falls_back_to_the_one_before_and_says_so(
+    damage: str, undisturbed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copy_as_unfinished(undisturbed, tmp_path)
+    model, state = (folder / "checkpoints" / f"round-{CONFIG.rounds:06d}.{kind}" for kind in ("safetensors", "json"))
+    if damage == "cut the model":
+        model.write_bytes(model.read_bytes()[:-100])
+    elif damage == "flip a bit of the model":
+        content = bytearray(model.read_bytes())
+        content[-7] ^= 1
+        model.write_bytes(content)
+    elif damage == "cut the JSON":
+        state.write_text(state.read_text()[:40])
+    else:
+        saved = json.loads(state.read_text())
+        saved["sampler"]["alpha"][0] += 1
+        state.write_text(json.dumps(saved))
+    with caplog.at_level(logging.WARNING, "fedsieve"):
+        history = fs.run(CONFIG, out=folder, resume=True)
+    assert f"checkpoint of round {CONFIG.rounds} can't be used" in caplog.text
+    assert results(history.rows) == results(RunDirectory(undisturbed).rows())
+    assert final_model(folder) == final_model(undisturbed)
+
+
+def test_without_any_usable_checkpoint_the_run_starts_again(undisturbed: Path, tmp_path: Path) -> None:
+    folder = copy_as_unfinished(undisturbed, tmp_path)
+    for file in (folder / "checkpoints").iterdir():
+        file.write_bytes(b"")
+    fs.run(CONFIG, out=folder, resume=True)
+    assert final_model(folder) == final_model(undisturbed)
+
+
+def test_a_half_written_row_is_written_again(undisturbed: Path, tmp_path: Path) -> None:
+    folder = copy_as_unfinished(undisturbed, tmp_path)
+    rows = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(rows[:-30])
+    history = fs.run(CONFIG, out=folder, resume=True)
+    assert results(history.rows) == results(RunDirectory(undisturbed).rows())
+
+
+def test_only_the_last_two_checkpoints_are_kept(undisturbed: Path) -> None:
+    names = sorted(file.name for file in (undisturbed / "checkpoints").iterdir())
+    assert names == [f"round-{n:06d}.{kind}" for n in (3, 4) for kind in ("json", "safetensors")]
+
+
+def test_a_finished_run_is_not_repeated(undisturbed: Path) -> None:
+    before = (undisturbed / "summary.json").stat().st_mtime_ns
+    history = fs.run(CONFIG, out=undisturbed, resume=True)
+    assert len(history.rows) == CONFIG.rounds
+    assert (undisturbed / "summary.json").stat().st_mtime_ns == before
+
+
+def test_a_run_is_neither_overwritten_nor_mixed_with_another(undisturbed: Path) -> None:
+    with pytest.raises(InvalidSetting, match="holds no run yet"):
+        fs.run(CONFIG, out=undisturbed)
+    with pytest.raises(InvalidSetting, match="lr"):
+        fs.run(fs.Config(**SETTINGS | {"lr": 0.5}), out=undisturbed, resume=True)
+
+
+def test_a_round_that_fails_leaves_the_rounds_before_it_intact(tmp_path: Path) -> None:
+    class GoesBad(torch.nn.Module):
+        """Fails from its ninth training batch on: in the third round, with four clients of one batch each."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 10)
+            self.batches = 0
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            self.batches += self.training
+            if self.batches > 8:
+                raise RuntimeError("out of order")
+            logits: torch.Tensor = self.linear(images.flatten(1))
+            return logits
+
+    config = fs.Config(rounds=4, clients=10, local_steps=1, batch_size=512, device="cpu")
+    with pytest.raises(TooFewUpdates, match=r"round 3: 0 usable models of 4.*out of order"):
+        fs.run(config, model=GoesBad, out=tmp_path / "run")
+    directory = RunDirectory(tmp_path / "run")
+    assert [row["round"] for row in directory.rows()] == [1, 2]
+    checkpoint, rows = directory.latest()
+    assert checkpoint is not None and checkpoint.round == 2 and len(rows) == 2
+    assert not directory.finished
+
+
+def test_the_same_run_in_another_process_is_bit_identical(undisturbed: Path, tmp_path: Path) -> None:
+    script = "import json, sys, fedsieve as fs; fs.run(fs.Config(**json.loads(sys.argv[1])), out=sys.argv[2])"
+    subprocess.run([sys.executable, "-c", script, json.dumps(SETTINGS), str(tmp_path / "run")], check=True, timeout=120)
+    assert final_model(tmp_path / "run") == final_model(undisturbed)
+    assert results(RunDirectory(tmp_path / "run").rows()) == results(RunDirectory(undisturbed).rows())
+
+
+def test_a_run_leaves_the_global_generators_alone() -> None:
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index] # noqa: NPY002
+    fs.run(fs.Config(**SETTINGS | {"rounds": 1}))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()  # type: ignore[index] # noqa: NPY002
+
+
+def copy_as_unfinished(source: Path, folder: Path) -> Path:
+    copy = folder / "copy"
+    (copy / "checkpoints").mkdir(parents=True)
+    for file in source.rglob("*"):
+        if file.is_file() and file.name != "summary.json":
+            (copy / file.relative_to(source)).write_bytes(file.read_bytes())
+    return copy

@@ -1,0 +1,180 @@
+"""What a run records, and what a comparison makes of several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedsieve as fs
+from fedsieve import data
+from fedsieve.runs import Spread, assemble, compare, rounds_to, summarise
+
+QUICK: dict[str, Any] = {"rounds": 3, "clients": 10, "local_epochs": 1, "device": "cpu"}
+
+
+@pytest.mark.parametrize("algorithm", fs.algorithms.ALGORITHMS)
+def test_every_algorithm_learns(algorithm: str) -> None:
+    history = fs.run(fs.Config(algorithm=algorithm, rounds=8, batch_size=16, lr=0.05, heterogeneity="iid"))
+    assert history.accuracy[-1] > 0.6
+
+
+def test_a_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
+    config = fs.Config(algorithm="fedca", **QUICK)
+    history = fs.run(config, out=tmp_path / "run")
+    assert fs.Config.load(tmp_path / "run" / "config.yaml") == config
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == history.rows
+    for row in rows:
+        assert list(row) == [
+            *("round", "sampled", "kept", "coefficients", "score"),
+            *("test_accuracy", "test_loss", "train_loss", "excluded", "seconds"),
+        ]
+        assert set(row["kept"]) <= set(row["sampled"]) and len(row["sampled"]) == 4
+        assert len(row["coefficients"]["clients"]) == len(row["kept"])
+        assert sum(row["coefficients"]["clients"]) == pytest.approx(1)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    accuracies = [row["test_accuracy"] for row in rows]
+    assert (summary["algorithm"], summary["seed"], summary["rounds"]) == ("fedca", 0, 3)
+    assert (summary["final_accuracy"], summary["best_accuracy"]) == (accuracies[-1], max(accuracies))
+    assert summary["mean_last_10"] == pytest.approx(np.mean(accuracies))
+    assert summary["versions"]["torch"] == torch.__version__ and summary["hardware"]["cores"] >= 1
+    assert summary["duration"] > 0
+
+
+def test_recorded_accuracy_and_loss_are_those_of_the_saved_model(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    config = fs.Config(**QUICK)
+    history = fs.run(config, out=tmp_path)
+    module = fs.models.build("mlp", (1, 8, 8), 10)
+    module.load_state_dict(load_file(tmp_path / "checkpoints" / "round-000003.safetensors"))
+    digits = data.load("digits")
+    labels = torch.from_numpy(np.asarray(digits.test_labels, dtype=np.int64))
+    with torch.no_grad():
+        logits = module(digits.prepare(digits.test_inputs))
+    assert history.rows[-1]["test_accuracy"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
+    expected = float(torch.nn.functional.cross_entropy(logits, labels))
+    assert history.rows[-1]["test_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_batch_norm_buffers_are_averaged_with_the_parameters() -> None:
+    class Normed(torch.nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+
+    federation, engine = assemble(fs.Config(algorithm="fedpdp", **QUICK), model=Normed)
+    start = federation.model.clone()
+    played = federation.play(1)
+    updates = engine.train(start, played.sampled, 1)
+    stack = torch.stack([update.model for update in updates if update.model is not None])
+    shares = torch.tensor(played.coefficients.clients, dtype=torch.float32)
+    torch.testing.assert_close(federation.model, (shares[:, None] * stack).sum(0))
+    buffers = slice(engine.layout.parameters, engine.layout.size)
+    assert not torch.equal(federation.model[buffers], start[buffers])
+
+
+def test_clients_without_data_are_never_asked(caplog: pytest.LogCaptureFixture) -> None:
+    config = fs.Config(algorithm="fedavg", heterogeneity="client", alpha=0.01, clients=60, ratio=1.0, rounds=1)
+    with caplog.at_level("INFO", "fedsieve"):
+        federation, _ = assemble(config)
+    empty = 60 - len(federation.clients)
+    assert empty > 0 and f"{empty} of 60 clients hold no data" in caplog.text
+    assert len(federation.sampler.sample(1, federation.clients, federation.per_round)) == 60 - empty
+    assert federation.weights.sum() == pytest.approx(1)
+
+
+def test_a_client_with_poisoned_data_is_left_out_and_recorded() -> None:
+    digits = data.load("digits")
+    poisoned = np.array(digits.train_inputs, dtype=np.float32)
+    config = fs.Config(algorithm="fedcm-ucb", **QUICK | {"ratio": 1.0})
+    _, engine = assemble(config)
+    poisoned[engine.partition[3]] = np.nan  # type: ignore[attr-defined]
+    dataset = fs.Dataset.from_arrays(poisoned, digits.train_labels, digits.test_inputs, digits.test_labels)
+    history = fs.run(config, dataset=dataset)
+    for row in history.rows:
+        assert row["excluded"] == {"3": "model with NaN or infinity"}
+        assert 3 in row["sampled"] and 3 not in row["kept"]
+    assert np.isfinite(history.accuracy).all()
+
+
+def test_callbacks_hear_start_rounds_and_end() -> None:
+    class Listener(fs.Callback):
+        def __init__(self) -> None:
+            self.heard: list[object] = []
+
+        def on_start(self, config: fs.Config, done: int) -> None:
+            self.heard.append(("start", config.seed, done))
+
+        def on_round(self, row: Mapping[str, Any]) -> None:
+            self.heard.append(row["round"])
+
+        def on_end(self, summary: Mapping[str, Any]) -> None:
+            self.heard.append(("end", summary["rounds"]))
+
+    listener = Listener()
+    fs.run(fs.Config(seed=5, **QUICK), callbacks=[listener])
+    assert listener.heard == [("start", 5, 0), 1, 2, 3, ("end", 3)]
+
+
+def test_a_history_becomes_a_frame() -> None:
+    history = fs.run(fs.Config(**QUICK))
+    assert history.frame()["test_accuracy"].tolist() == history.accuracy
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    first, again, other = (fs.run(fs.Config(seed=seed, **QUICK)) for seed in (1, 1, 2))
+    assert first.model is not None and again.model is not None and other.model is not None
+    assert torch.equal(first.model, again.model)
+    assert not torch.equal(first.model, other.model)
+
+
+def test_schedules_epochs_and_steps_reach_the_clients() -> None:
+    runs = [
+        fs.run(fs.Config(**QUICK | change))
+        for change in ({}, {"schedule": "cosine"}, {"local_steps": 1}, {"weight_decay": 0.1}, {"momentum": 0.0})
+    ]
+    finals = [run.rows[-1]["train_loss"] for run in runs]
+    assert len(set(finals)) == len(finals)
+
+
+def test_scoring_averaged_weights_runs_end_to_end() -> None:
+    history = fs.run(fs.Config(algorithm="fedca", scored_by="weights", **QUICK))
+    score = history.rows[-1]["score"]
+    assert history.model is not None
+    _, engine = assemble(fs.Config(algorithm="fedca", **QUICK))
+    reached = fs.filtering.accuracy(engine.logits(history.model, "validation"), engine.labels("validation"))
+    assert score == pytest.approx(float(reached))  # the model that was scored is the model that was kept
+
+
+def test_a_comparison_runs_the_grid_and_skips_what_is_finished(tmp_path: Path) -> None:
+    config = fs.Config(**QUICK)
+    histories = compare(config, ["fedavg", "fedca"], 2, tmp_path)
+    assert [history.config.seed for history in histories["fedca"]] == [0, 1]
+    stamps = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+    again = compare(config, ["fedavg", "fedca"], 2, tmp_path)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()} == stamps
+    assert summarise(again) == summarise(histories)
+
+
+def test_a_summary_is_mean_and_sample_deviation_over_seeds(tmp_path: Path) -> None:
+    histories = compare(fs.Config(**QUICK), ["fedavg", "fedcm-ts"], 3, tmp_path)
+    first, second = summarise(histories)
+    finals = [history.accuracy[-1] for history in histories["fedcm-ts"]]
+    mean = sum(finals) / 3
+    assert second.final.mean == pytest.approx(mean)
+    assert second.final.std == pytest.approx((sum((value - mean) ** 2 for value in finals) / 2) ** 0.5)
+    target = first.final.mean
+    reached = [rounds_to(target, history.accuracy) for history in histories["fedcm-ts"]]
+    assert second.reached == sum(value is not None for value in reached)
+
+
+def test_rounds_to_a_target_count_from_one() -> None:
+    assert rounds_to(0.5, [0.1, 0.5, 0.4, 0.9]) == 2
+    assert rounds_to(0.95, [0.1, 0.5]) is None
+    assert Spread.of([2.0]) == Spread(2.0, 0.0)
