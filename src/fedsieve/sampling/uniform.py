@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from fedsieve.randomness import keys
-from fedsieve.sampling.base import ClientSampler, Ids, highest, sorted_ids
+from fedsieve.randomness import generator
+from fedsieve.sampling.base import ClientSampler, Ids, sorted_ids
 
 
 class UniformSampler(ClientSampler):
-    """Every set of `count` clients is equally likely: the `count` highest of one random key per client."""
+    """Every set of `count` clients is equally likely."""
 
     notation = "uniform, without replacement"
 
@@ -19,4 +20,5 @@ class UniformSampler(ClientSampler):
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
         """`count` different clients, sorted."""
         ids = sorted_ids(clients, count)
-        return ids[highest(keys(self.seed, "uniform sampler", round, ids), count)]
+        places = generator(self.seed, "uniform sampler", round).choice(ids.size, count, replace=False, shuffle=False)
+        return ids[np.sort(places)]
