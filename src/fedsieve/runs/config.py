@@ -1,0 +1,187 @@
+"""One typed configuration of a run: from Python, from YAML, from flags; saved whole with every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Self, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedsieve.algorithms import ALGORITHMS, Options
+from fedsieve.clients import SCHEDULES, LocalTraining, Objective
+from fedsieve.data import DATASETS
+from fedsieve.errors import InvalidSetting, MissingData, unknown_name
+from fedsieve.filtering.combinatorial import Score, ScoredBy
+from fedsieve.models import MODELS
+from fedsieve.sampling.bandit import Refresh
+
+Positive = Annotated[int, Field(ge=1)]
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "algorithm": tuple(ALGORITHMS),
+    "dataset": tuple(DATASETS),
+    "model": tuple(MODELS),
+    "heterogeneity": ("iid", "client", "class", "shards"),
+    "schedule": tuple(SCHEDULES),
+    "score": get_args(Score),
+    "scored_by": get_args(ScoredBy),
+    "coefficients": ("normalised", "literal"),
+    "refresh": get_args(Refresh),
+    "engine": ("auto", "sequential"),
+}
+"""The fields whose value is one of a set of names."""
+
+PLACE = frozenset({"engine", "device", "data_dir"})
+"""Where a run happens, not what it computes: may differ between the parts of a resumed run."""
+
+
+class Config(BaseModel):
+    """Everything that defines a run. Fields left out of the data set's own habits are filled in from them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    algorithm: str = Field("fedcm-ts", description="the algorithm: a row of `fedsieve algorithms`")
+    dataset: str = Field("digits", description="the data set: a row of `fedsieve data list`")
+    data_dir: Path | None = Field(
+        None, description="folder of fetched data sets (default: $FEDSIEVE_DATA or ~/.cache/fedsieve)"
+    )
+    model: str = Field("", description="mlp, cnn, vgg11 or vgg11-bn (default: what fits the data set)")
+    heterogeneity: str = Field("class", description="how data differs between clients: iid, client, class or shards")
+    alpha: float = Field(0.1, gt=0, description="Dirichlet concentration; small is far from IID")
+    shards_per_client: Positive = Field(2, description="with heterogeneity shards: shards each client gets")
+    clients: Positive = Field(20, description="number of clients")
+    ratio: float = Field(0.4, gt=0, le=1, description="share of the clients asked in a round")
+    rounds: Positive = Field(100, description="communication rounds")
+    local_epochs: Positive = Field(5, description="passes of a client over its data in a round")
+    local_steps: Positive | None = Field(None, description="steps of a client in a round, instead of epochs")
+    batch_size: Positive = Field(64, description="examples in a client's step")
+    lr: float = Field(0.01, gt=0, description="learning rate of the clients")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the clients' SGD")
+    weight_decay: float = Field(5e-4, ge=0, description="weight decay of the clients' SGD")
+    schedule: str = Field("constant", description="learning rate over rounds: constant, step or cosine")
+    augment: bool | None = Field(None, description="crop and flip training images (default: as usual for the data set)")
+    mu: float = Field(0.1, ge=0, description="FedProx's weight of the proximal term")
+    score: str = Field("accuracy", description="what the combinatorial filter maximises: accuracy or cross-entropy")
+    scored_by: str = Field("logits", description="score averaged logits (the paper), or really averaged weights (slow)")
+    coefficients: str = Field("normalised", description="FedPdp's coefficients: normalised, or literal as printed")
+    refresh: str = Field("fresh", description="bandit indices: fresh every round, or stale as printed")
+    validation_per_class: int = Field(
+        0,
+        ge=0,
+        description="validation images per class, taken from the training data (default: as usual for the data set)",
+    )
+    min_updates: Positive = Field(1, description="usable client models without which a round fails")
+    seed: int = Field(0, ge=0, description="everything random in the run follows from it")
+    engine: str = Field("auto", description="where clients run: auto or sequential")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise _first_problem(error, settings) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, settings: Any) -> Any:
+        settings = {name: value for name, value in dict(settings).items() if value is not None}
+        for field, names in NAMES.items():
+            if field in settings and settings[field] not in names:
+                raise unknown_name(field, settings[field], names)
+        known = DATASETS[settings.get("dataset", "digits")]
+        defaults = {
+            "model": known.model,
+            "validation_per_class": known.validation_per_class,
+            "augment": known.augment,
+        }
+        return settings | {name: value for name, value in defaults.items() if name not in settings}
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        kind, _, number = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
+            raise InvalidSetting("device", self.device, "auto, cpu, cuda or cuda:N")
+        return self
+
+    @classmethod
+    def load(cls, path: Path | str, **overrides: Any) -> Config:
+        """Read a YAML file of fields; `overrides` win over what it says."""
+        return cls(**(read_yaml(Path(path)) | {name: value for name, value in overrides.items() if value is not None}))
+
+    def to_yaml(self) -> str:
+        """Every field, as YAML that `load` reads back to an equal configuration."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def differences(self, other: Config) -> list[str]:
+        """The names of the fields in which the two define different results."""
+        return [
+            name
+            for name in type(self).model_fields
+            if name not in PLACE and getattr(self, name) != getattr(other, name)
+        ]
+
+    def options(self) -> Options:
+        """The choices an algorithm reads."""
+        return Options(
+            mu=self.mu,
+            score=self.score,  # type: ignore[arg-type] # checked against NAMES
+            scored_by=self.scored_by,  # type: ignore[arg-type]
+            normalise=self.coefficients == "normalised",
+            refresh=self.refresh,  # type: ignore[arg-type]
+        )
+
+    def local_training(self, objective: Objective) -> LocalTraining:
+        """The settings of a client's training."""
+        return LocalTraining(
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            epochs=self.local_epochs,
+            steps=self.local_steps,
+            schedule=SCHEDULES[self.schedule],
+            rounds=self.rounds,
+            augment=bool(self.augment),
+            objective=objective,
+        )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The fields in a YAML file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingData(f"config: there is no file {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidSetting("config", str(path), f"a readable YAML file ({_one_line(error)})") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise InvalidSetting("config", str(path), "a YAML file of `field: value` lines")
+    return content
+
+
+def _first_problem(error: ValidationError, settings: dict[str, Any]) -> Exception:
+    problem = error.errors()[0]
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidSetting):
+        return cause
+    field = str(problem["loc"][0]) if problem["loc"] else "configuration"
+    if problem["type"] == "extra_forbidden":
+        return unknown_name("field", field, Config.model_fields)
+    return InvalidSetting(field, settings.get(field), allowed_values(field))
+
+
+def allowed_values(field: str) -> str:
+    """What a field may hold, in words: "a number above 0 and at most 1"."""
+    schema = Config.model_json_schema()["properties"][field]
+    schema = schema.get("anyOf", [schema])[0]
+    kind = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}.get(schema["type"], "a text")
+    bounds = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
+    limits = [f"{word} {schema[name]:g}" for name, word in bounds.items() if name in schema]
+    return " ".join([kind, " and ".join(limits)]).strip()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,171 @@
+"""A run on disk: `config.yaml`, `metrics.jsonl`, `summary.json` and `checkpoints/`.
+
+A round is on disk before the next begins. Files are written aside, flushed and renamed, so that a kill at any moment
+leaves either the old file or the new one. A round's row is flushed before its checkpoint appears, and a checkpoint's
+JSON carries the digest of everything in it and is renamed last: what has it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from fedsieve.errors import MissingData
+from fedsieve.runs.config import Config
+from fedsieve.vector import Layout
+
+CHECKPOINTS_KEPT = 2
+
+log = logging.getLogger("fedsieve")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after a round."""
+
+    round: int
+    tensors: dict[str, Tensor]
+    sampler: dict[str, Any]
+
+    def model(self, layout: Layout) -> Tensor:
+        """The flat model [size]."""
+        return torch.cat([self.tensors[piece.name].reshape(-1) for piece in layout.pieces])
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.checkpoints = self.path / "checkpoints"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return self.config_file.exists()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run here came to its end."""
+        return self.summary_file.exists()
+
+    def create(self, config: Config) -> None:
+        """Begin a run: write its configuration."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_whole(self.config_file, config.to_yaml().encode())
+
+    def config(self) -> Config:
+        """The configuration the run was begun with."""
+        if not self.exists:
+            raise MissingData(f"out: there is no run in {self.path}")
+        return Config.load(self.config_file)
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of a finished run."""
+        if not self.finished:
+            raise MissingData(f"out: the run in {self.path} is not finished")
+        summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        return summary
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl` up to the first that is not whole."""
+        if not self.metrics_file.exists():
+            return []
+        rows: list[dict[str, Any]] = []
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if not isinstance(row, dict) or row.get("round") != len(rows) + 1:
+                break
+            rows.append(row)
+        return rows
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a round's row and flush it to the disk."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save(self, round: int, model: Tensor, layout: Layout, sampler: Mapping[str, Any]) -> None:
+        """Write the state after a round, then drop all but the last two."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in layout.tensors(model).items()}
+        content = save_tensors(tensors)
+        state = {"round": round, "sampler": sampler}
+        write_whole(self._file(round, "safetensors"), content)
+        write_whole(self._file(round, "json"), json.dumps(state | {"sha256": _digest(content, state)}).encode())
+        for old in self._rounds()[:-CHECKPOINTS_KEPT]:
+            for suffix in ("json", "safetensors"):
+                self._file(old, suffix).unlink(missing_ok=True)
+
+    def latest(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
+        """The newest checkpoint that is whole, and the rows up to it; what came after is cut off."""
+        rows = self.rows()
+        checkpoint = None
+        for round in reversed(self._rounds()):
+            problem = None
+            try:
+                checkpoint = self._read(round)
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                problem = " ".join(str(error).split()) or type(error).__name__
+            if checkpoint is not None and len(rows) < round:
+                problem, checkpoint = f"metrics.jsonl ends at round {len(rows)}", None
+            if checkpoint is not None:
+                break
+            log.warning("the checkpoint of round %d can't be used (%s); going back to the one before", round, problem)
+        rows = rows[: checkpoint.round if checkpoint else 0]
+        write_whole(self.metrics_file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        return checkpoint, rows
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary: the run is done."""
+        write_whole(self.summary_file, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def _read(self, round: int) -> Checkpoint:
+        content = self._file(round, "safetensors").read_bytes()
+        state = json.loads(self._file(round, "json").read_text(encoding="utf-8"))
+        if state.pop("sha256", None) != _digest(content, state):
+            raise ValueError("damaged: its SHA-256 sum is wrong")
+        return Checkpoint(round, load_tensors(content), state["sampler"])
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(file.stem.removeprefix("round-")) for file in self.checkpoints.glob("round-*.json"))
+
+    def _file(self, round: int, suffix: str) -> Path:
+        return self.checkpoints / f"round-{round:06d}.{suffix}"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write aside, flush, rename: at every moment `path` is absent, as before, or whole."""
+    aside = path.with_name(path.name + ".tmp")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _digest(content: bytes, state: Mapping[str, Any]) -> str:
+    return hashlib.sha256(content + json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,256 @@
+"""One run, from its configuration to its history."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsieve import algorithms, data, models
+from fedsieve.averaging import Scheme
+from fedsieve.data import Dataset
+from fedsieve.engines import Engine, SequentialEngine
+from fedsieve.errors import InvalidSetting
+from fedsieve.federation import Federation, Round
+from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
+from fedsieve.runs.callback import Callback
+from fedsieve.runs.config import Config
+from fedsieve.runs.directory import RunDirectory
+from fedsieve.runs.environment import environment
+from fedsieve.sampling import ClientSampler
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger("fedsieve")
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run left: its rows (as in `metrics.jsonl`), its summary and its final model [size]."""
+
+    config: Config
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+    model: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Test accuracy after each round."""
+        return [float(row["test_accuracy"]) for row in self.rows]
+
+    def frame(self) -> pd.DataFrame:
+        """The rows as a pandas frame indexed by round."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows).set_index("round")
+
+
+def run(
+    config: Config | None = None,
+    *,
+    sampler: ClientSampler | None = None,
+    filter: ModelFilter | None = None,
+    averaging: Scheme | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    dataset: Dataset | None = None,
+    out: Path | str | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> History:
+    """Run one experiment.
+
+    The parts given replace those that `config.algorithm`, `config.model` and `config.dataset` name. With `out` the
+    run is written there, and with `resume` it goes on from what is there; without `out` nothing is written.
+    """
+    config = config or Config()
+    directory = None if out is None else RunDirectory(out)
+    if directory is not None and directory.exists:
+        check_same_run(directory, config, resume)
+        if directory.finished:
+            history = load(directory.path)
+            for callback in callbacks:
+                callback.on_start(config, len(history.rows))
+                callback.on_end(history.summary)
+            return history
+    federation, engine = assemble(config, sampler, filter, averaging, model, dataset)
+    given = {"sampler": sampler, "filter": filter, "averaging": averaging, "model": model, "dataset": dataset}
+    own_parts = {name: _name(part) for name, part in given.items() if part is not None}
+
+    rows: list[dict[str, Any]] = []
+    if directory is not None:
+        if directory.exists:
+            checkpoint, rows = directory.latest()
+            if checkpoint is not None:
+                federation.model = checkpoint.model(engine.layout).to(federation.model.device)
+                federation.sampler.load_state_dict(checkpoint.sampler)
+        else:
+            directory.create(config)
+
+    for callback in callbacks:
+        callback.on_start(config, len(rows))
+    try:
+        for number in range(len(rows) + 1, config.rounds + 1):
+            began = time.perf_counter()
+            played = federation.play(number)
+            row = _row(played, engine, federation.model, began)
+            rows.append(row)
+            if directory is not None:
+                directory.append(row)
+                directory.save(number, federation.model, engine.layout, federation.sampler.state_dict())
+            for callback in callbacks:
+                callback.on_round(row)
+    finally:
+        engine.close()
+
+    summary = _summary(config, rows, federation.model.device) | ({"own_parts": own_parts} if own_parts else {})
+    if directory is not None:
+        directory.finish(summary)
+    for callback in callbacks:
+        callback.on_end(summary)
+    return History(config, rows, summary, federation.model)
+
+
+def load(path: Path | str) -> History:
+    """A finished run from its directory (without its model)."""
+    directory = RunDirectory(path)
+    return History(directory.config(), directory.rows(), directory.summary())
+
+
+def assemble(
+    config: Config,
+    sampler: ClientSampler | None = None,
+    filter: ModelFilter | None = None,
+    averaging: Scheme | None = None,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    dataset: Dataset | None = None,
+) -> tuple[Federation, Engine]:
+    """The federation that a configuration describes, ready for its first round; nothing is written."""
+    algorithm = algorithms.find(config.algorithm)
+    options = config.options()
+    filter = filter or algorithm.filter(options)
+    device = find_device(config.device)
+    dataset = dataset or data.load(config.dataset, config.data_dir)
+    validation, rest = data.validation_split(
+        dataset.train_labels, config.validation_per_class, dataset.classes, config.seed
+    )
+    if filter.needs_logits and len(validation) == 0:
+        raise InvalidSetting("validation_per_class", 0, f"at least 1 with {type(filter).__name__}, which needs them")
+    partition = data.partition(
+        dataset.train_labels,
+        config.clients,
+        config.heterogeneity,
+        alpha=config.alpha,
+        shards_per_client=config.shards_per_client,
+        seed=config.seed,
+        candidates=rest,
+    )
+    sizes = partition.sizes
+    clients = np.flatnonzero(sizes)
+    build = _factory(model, config, dataset)
+    if config.augment and len(dataset.input_shape) != 3:
+        raise InvalidSetting("augment", True, f"false for inputs {dataset.input_shape}, which are no images")
+    engine = SequentialEngine(
+        build,
+        dataset,
+        partition,
+        validation,
+        config.local_training(algorithm.objective(options)),
+        config.seed,
+        device,
+    )
+    models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)
+    federation = Federation(
+        clients=clients,
+        weights=sizes[clients].astype(np.float64),
+        ratio=config.ratio,
+        sampler=sampler or algorithm.sampler(options),
+        engine=engine,
+        filter=filter,
+        averaging=averaging or algorithm.averaging(options),
+        seed=config.seed,
+        min_updates=config.min_updates,
+    )
+    if len(clients) < len(sizes):
+        log.info("%d of %d clients hold no data and are never asked", len(sizes) - len(clients), len(sizes))
+    if len(partition.unused):
+        log.info("%d of %d training examples are left over and unused", len(partition.unused), len(rest))
+    return federation, engine
+
+
+def find_device(name: str) -> torch.device:
+    """The device a configuration names: "auto" is a GPU when there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidSetting("device", name, f"auto or cpu: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
+    return device
+
+
+def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> None:
+    """Raise unless the run in `directory` may be gone on with under `config`."""
+    if not resume:
+        raise InvalidSetting("out", str(directory.path), "a folder that holds no run yet, or --resume to go on with it")
+    saved = directory.config()
+    different = saved.differences(config)
+    if different:
+        name = different[0]
+        raise InvalidSetting(
+            name, getattr(config, name), f"{getattr(saved, name)!r}, as in the run in {directory.path}"
+        )
+
+
+def _factory(
+    model: nn.Module | Callable[[], nn.Module] | None, config: Config, dataset: Dataset
+) -> Callable[[], nn.Module]:
+    if model is None:
+        return lambda: models.build(config.model, dataset.input_shape, dataset.classes)
+    if isinstance(model, nn.Module):
+        return lambda: copy.deepcopy(model)
+    return model
+
+
+def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str, Any]:
+    logits, labels = engine.logits(model, "test"), engine.labels("test")
+    return {
+        "round": played.round,
+        "sampled": played.sampled,
+        "kept": played.kept,
+        "coefficients": {
+            "previous": played.coefficients.previous,
+            "clients": [float(coefficient) for coefficient in played.coefficients.clients],
+        },
+        "score": played.score,
+        "test_accuracy": float(accuracy(logits, labels)),
+        "test_loss": -float(log_likelihood(logits, labels)),
+        "train_loss": played.train_loss,
+        "excluded": {str(client): reason for client, reason in played.excluded.items()},
+        "seconds": round(time.perf_counter() - began, 4),
+    }
+
+
+def _summary(config: Config, rows: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
+    reached = [float(row["test_accuracy"]) for row in rows]
+    return {
+        "algorithm": config.algorithm,
+        "seed": config.seed,
+        "rounds": len(rows),
+        "final_accuracy": reached[-1],
+        "best_accuracy": max(reached),
+        "mean_last_10": float(np.mean(reached[-10:])),
+        "duration": round(sum(float(row["seconds"]) for row in rows), 3),
+        **environment(device),
+    }
+
+
+def _name(part: object) -> str:
+    return getattr(part, "__name__", None) or type(part).__name__
