@@ -107,9 +107,9 @@ def test_other_rounds_and_other_seeds_ask_others(name: str) -> None:
 
 @every_sampler
 def test_sampling_touches_no_global_generator(name: str) -> None:
-    before = np.random.get_state(legacy=False)["state"]  # type: ignore[call-overload] # noqa: NPY002
+    before = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     sampled(begun(name, list(range(9))), 1, list(range(9)), 3)
-    after = np.random.get_state(legacy=False)["state"]  # type: ignore[call-overload] # noqa: NPY002
+    after = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     assert np.array_equal(before["key"], after["key"]) and before["pos"] == after["pos"]
 
 
@@ -189,9 +189,9 @@ def test_unusable_populations_are_refused_by_name(name: str, clients: Any, count
 
 
 @pytest.mark.parametrize("name", WITHOUT_REPLACEMENT)
-def test_an_id_too_large_for_64_bits_is_refused_not_changed(name: str) -> None:
+def test_an_id_too_large_for_a_signed_integer_is_refused_not_changed(name: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
-        MAKERS[name]().sample(1, [3, 2**63 + 5], 2)
+        MAKERS[name]().sample(1, np.array([3, 2**63 + 5], dtype=np.uint64), 2)
     assert caught.value.field == "clients"
 
 
@@ -206,7 +206,7 @@ def test_nobody_is_asked_when_nobody_should_be(name: str) -> None:
 
 def test_every_pair_is_equally_likely_under_uniform_sampling() -> None:
     clients = [-5, 0, 1, 2, 1000, 2**40]
-    sampler = UniformSampler(seed=11)
+    sampler = UniformSampler(seed=0)
     seen = Counter(tuple(sampled(sampler, round, clients, 2)) for round in range(1, 3001))
     pairs = list(combinations(clients, 2))
     assert set(seen) == set(pairs)

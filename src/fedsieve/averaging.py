@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsieve.errors import InvalidSetting
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -28,8 +30,10 @@ class Kept:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", np.asarray(self.weights, dtype=np.float64))
-        if len(self.counts) != len(self.weights):
+        if len(self.counts) == 0:
             object.__setattr__(self, "counts", np.ones(len(self.weights), dtype=np.int64))
+        if len(self.counts) != len(self.weights):
+            raise InvalidSetting("counts", len(self.counts), f"one count per weight, {len(self.weights)}")
 
 
 @dataclass(frozen=True)

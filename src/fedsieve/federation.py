@@ -75,9 +75,11 @@ class Federation:
         began = time.perf_counter()
         sampled = [int(client) for client in self.sampler.sample(round, self.clients, self.per_round)]
         drawn = Counter(sampled)
+        if strangers := set(drawn).difference(self.clients[np.isin(self.clients, sampled)].tolist()):
+            raise InvalidSetting("sampled", min(strangers), f"ids of clients, from {type(self.sampler).__name__}")
 
         updates = self.engine.train(self.model, sorted(drawn), round)
-        updates, models, excluded = self._usable(updates)
+        updates, models, excluded = self._usable(updates, drawn)
         logits, updates, models = self._score(updates, models, excluded)
         if len(updates) < self.min_updates:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(excluded.items())[:3])
@@ -107,11 +109,13 @@ class Federation:
             seconds=time.perf_counter() - began,
         )
 
-    def _usable(self, updates: Sequence[Update]) -> tuple[list[Update], list[Tensor], dict[int, str]]:
+    def _usable(
+        self, updates: Sequence[Update], drawn: Counter[int]
+    ) -> tuple[list[Update], list[Tensor], dict[int, str]]:
         """The updates with a model that can be averaged, in the order of ids, their models, and why others are out."""
         good: list[Update] = []
         models: list[Tensor] = []
-        excluded: dict[int, str] = {}
+        excluded = dict.fromkeys(set(drawn).difference(update.client for update in updates), "no answer")
         for update in sorted(updates, key=lambda update: update.client):
             if update.error is not None or update.model is None:
                 excluded[update.client] = update.error or "returned no model"

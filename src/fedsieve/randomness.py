@@ -40,12 +40,11 @@ def torch_draws(
     source = torch.Generator()
     state = int(generator(seed, purpose, round, client).integers(2**63))
     source.manual_seed(state)
-    on_gpu = device is not None and device.type == "cuda"
-    devices = [device] if on_gpu else []
-    with torch.random.fork_rng(devices=devices):
+    gpu = device if device is not None and device.type == "cuda" else None
+    with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
         torch.default_generator.set_state(source.get_state())
-        if on_gpu:
-            torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(state)
+        if gpu is not None:
+            torch.cuda.default_generators[gpu.index or 0].manual_seed(state)
         yield
 
 

@@ -37,14 +37,14 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         """The layout of a module's parameters and persistent buffers."""
-        parameters = dict(module.named_parameters())
+        parameters = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
         if not parameters:
             raise InvalidSetting("model", type(module).__name__, "a module with at least one parameter")
         types = {str(tensor.dtype) for tensor in parameters.values()}
         if len(types) > 1:
             raise InvalidSetting("model", ", ".join(sorted(types)), "a module whose parameters are all of one type")
         pieces, start = [], 0
-        for name, tensor in (parameters | _buffers(module)).items():
+        for name, tensor in (parameters | dict(module.named_parameters()) | _buffers(module)).items():
             pieces.append(Piece(name, tuple(tensor.shape), start, start + math.prod(tensor.shape)))
             start = pieces[-1].stop
         count = sum(parameter.numel() for parameter in parameters.values())
@@ -69,7 +69,9 @@ class Layout:
         From then on a change of the vector is a change of the module. Buffers stay the module's own.
         """
         tensors = dict(module.named_parameters())
-        for piece in self.pieces[: len(tensors)]:
+        for piece in self.pieces:
+            if piece.start >= self.parameters:
+                break
             parameter = tensors[piece.name]
             parameter.data = vector[piece.start : piece.stop].view(piece.shape)
             parameter.grad = gradient[piece.start : piece.stop].view(piece.shape)

@@ -41,7 +41,7 @@ class LocalTraining:
         """The positions of each step's examples [batch]: a new order every pass, the last batch perhaps smaller."""
         random = generator(seed, "batches", round, client)
         passes, step = 0, 0
-        while passes < self.epochs if self.steps is None else step < self.steps:
+        while examples and (passes < self.epochs if self.steps is None else step < self.steps):
             order = random.permutation(examples)
             for start in range(0, examples, self.batch_size):
                 if step == self.steps:

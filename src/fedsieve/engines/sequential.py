@@ -97,6 +97,10 @@ class SequentialEngine(Engine):
         """One backward pass, in batches."""
         places = self.validation if examples is None else self.validation[examples.cpu().numpy()]
         point = model.clone().requires_grad_()
+        pieces = self.layout.tensors(point)
+        for piece in self.layout.pieces:
+            if piece.start >= self.layout.parameters:
+                pieces[piece.name] = pieces[piece.name].detach()
         self.module.eval()
         score = 0.0
         with single_thread():
@@ -104,10 +108,10 @@ class SequentialEngine(Engine):
                 chosen = places[start : start + EVALUATION_BATCH]
                 inputs = self.dataset.prepare(self.dataset.train_inputs[chosen]).to(self.device)
                 labels = torch.from_numpy(self.dataset.train_labels[chosen].astype(np.int64)).to(self.device)
-                logits = functional_call(self.module, self.layout.tensors(point), (inputs,))
+                logits = functional_call(self.module, pieces, (inputs,))
                 part = -cross_entropy(logits, labels, reduction="sum") / len(places)
                 part.backward()  # type: ignore[no-untyped-call]
-                score += float(part)
+                score += float(part.detach())
         gradient = point.grad
         assert gradient is not None
         gradient[self.layout.parameters :] = 0

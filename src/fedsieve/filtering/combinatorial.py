@@ -15,6 +15,7 @@ Score = Literal["accuracy", "cross-entropy"]
 ScoredBy = Literal["logits", "weights"]
 
 MOST_MODELS = 16
+TIE_WIDTH = 1e-6
 CHUNK_BYTES = 64 * 2**20
 
 
@@ -62,16 +63,13 @@ class CombinatorialFilter(ModelFilter):
                 f"candidates: {models} models are too many for the exhaustive search; use at most {MOST_MODELS} "
                 "(a lower ratio or fewer clients)"
             )
-        best_score, best = -torch.inf, 0
-        for subsets, scores in self._scores(candidates):
-            top = float(scores.max())
-            if top > best_score:
-                tied = subsets[scores == top].tolist()
-                best_score, best = top, max(tied, key=_preference)
-            elif top == best_score:
-                tied = subsets[scores == top].tolist()
-                best = max(best, *tied, key=_preference)
-        return Selection(kept=tuple(k for k in range(models) if best >> k & 1), score=best_score)
+        chunks = list(self._scores(candidates))
+        subsets = torch.cat([subsets for subsets, _ in chunks])
+        scores = torch.cat([scores for _, scores in chunks]).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        tied = scores >= scores.max() - TIE_WIDTH
+        best = max(subsets[tied].tolist(), key=_preference)
+        score = float(scores[subsets == best])
+        return Selection(kept=tuple(k for k in range(models) if best >> k & 1), score=score)
 
     def _scores(self, candidates: Candidates) -> Iterator[tuple[Tensor, Tensor]]:
         """Chunks of subsets, as bit masks [chunk] (bit k is model k), and their scores [chunk]."""

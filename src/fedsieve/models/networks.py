@@ -86,11 +86,18 @@ def check_outputs(
     """Raise unless the module turns a batch of inputs [2, *input_shape] into logits [2, classes]."""
     training = module.training
     module.eval()
-    with torch.inference_mode():
-        outputs: Tensor = module(torch.zeros(2, *input_shape, device=device))
-    module.train(training)
-    if tuple(outputs.shape) != (2, classes):
-        raise InvalidSetting("model", f"outputs of shape {tuple(outputs.shape)}", f"a module that gives [2, {classes}]")
+    try:
+        with torch.inference_mode():
+            outputs = module(torch.zeros(2, *input_shape, device=device))
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        allowed = f"a module that takes inputs {input_shape} ({reason})"
+        raise InvalidSetting("model", type(module).__name__, allowed) from None
+    finally:
+        module.train(training)
+    shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if shape != (2, classes):
+        raise InvalidSetting("model", f"outputs of shape {shape}", f"a module that gives [2, {classes}]")
 
 
 def _image(shape: tuple[int, ...], model: str, smallest: int) -> tuple[int, int, int]:

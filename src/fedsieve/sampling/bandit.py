@@ -62,17 +62,18 @@ class BanditSampler(ClientSampler):
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
         """The `count` available clients of highest index, sorted."""
         ids = sorted_ids(clients, count)
-        self._refresh(round)
+        tried = self._indices(round)
         index = self.untried_index(round if self.refresh == "fresh" else 0, ids)
         at = np.searchsorted(ids, self._tried)
         there = at < ids.size
         there[there] = ids[at[there]] == self._tried[there]
-        index[at[there]] = self._arms["index"][there]
+        index[at[there]] = tried[there]
         index += TIE_WIDTH * keys(self.seed, "bandit ties", round, ids)
         return ids[highest(index, count)]
 
     def observe(self, feedback: Feedback) -> None:
         """Reward the kept clients with 1, the others that were asked with 0."""
+        self._arms["index"] = self._indices(feedback.round)
         asked = np.unique(np.asarray(feedback.sampled, dtype=np.int64))
         self._remember(np.setdiff1d(asked, self._tried, assume_unique=True))
         at = np.searchsorted(self._tried, asked)
@@ -96,15 +97,14 @@ class BanditSampler(ClientSampler):
         self._arms = {name: np.array(state[name], dtype=np.float64) for name in self._arms}
         self._to_refresh = np.array(state["to_refresh"], dtype=np.int64)
 
-    def _refresh(self, round: int) -> None:
+    def _indices(self, round: int) -> NDArray[np.float64]:
+        """The index in this round of every tried arm; a function of the state, which it leaves alone."""
         if self.refresh == "fresh":
-            arms = {name: self._arms[name] for name in self.columns}
-            self._arms["index"] = self.tried_index(round, self._tried, arms)
-        else:
-            at = np.searchsorted(self._tried, self._to_refresh)
-            arms = {name: self._arms[name][at] for name in self.columns}
-            self._arms["index"][at] = self.tried_index(round, self._to_refresh, arms)
-        self._to_refresh = self._to_refresh[:0]
+            return self.tried_index(round, self._tried, {name: self._arms[name] for name in self.columns})
+        at = np.searchsorted(self._tried, self._to_refresh)
+        index = self._arms["index"].copy()
+        index[at] = self.tried_index(round, self._to_refresh, {name: self._arms[name][at] for name in self.columns})
+        return index
 
     def _remember(self, new: Ids) -> None:
         if new.size == 0:

@@ -73,14 +73,14 @@ def sorted_ids(clients: ArrayLike, count: int, *, with_replacement: bool = False
     ids = np.asarray(clients)
     if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
         raise InvalidSetting("clients", clients, "a flat list of whole numbers")
+    if ids.dtype == np.uint64 and ids.size and ids.max() > np.iinfo(np.int64).max:
+        raise InvalidSetting("clients", int(ids.max()), "ids that fit a signed 64-bit integer")
     ids = ids.astype(np.int64, copy=False)
-    if ids.size > 1:
-        steps = np.diff(ids)
-        if (steps <= 0).any():
-            ids = np.sort(ids)
-            steps = np.diff(ids)
-        if (steps == 0).any():
-            raise InvalidSetting("clients", int(ids[1:][steps == 0][0]), "each client id once")
+    if (ids[1:] <= ids[:-1]).any():
+        ids = np.sort(ids)
+        same = ids[1:] == ids[:-1]
+        if same.any():
+            raise InvalidSetting("clients", int(ids[1:][same][0]), "each client id once")
     if count < 0 or (count > 0 and ids.size == 0) or (count > ids.size and not with_replacement):
         raise InvalidSetting("count", count, f"0 to {ids.size}, the number of clients available")
     return ids

@@ -50,15 +50,15 @@ class ProportionalSampler(ClientSampler):
 
     def _set(self, known: Ids, weights: NDArray[np.float64]) -> None:
         if weights.size and not (np.isfinite(weights).all() and (weights >= 0).all()):
-            raise InvalidSetting("weights", float(weights.min()), "finite numbers that are not negative")
+            bad = weights[~(np.isfinite(weights) & (weights >= 0))][0]
+            raise InvalidSetting("weights", float(bad), "finite numbers that are not negative")
         self._known, self._known_weights = known, weights
 
     def _weights_of(self, ids: Ids) -> NDArray[np.float64]:
         if np.array_equal(ids, self._known):
             return self._known_weights
+        missing = ~np.isin(ids, self._known)
+        if missing.any():
+            raise InvalidSetting("clients", int(ids[missing][0]), "clients whose weight is known")
         at = np.searchsorted(self._known, ids)
-        missing = (at == self._known.size) | (self._known[np.minimum(at, self._known.size - 1)] != ids)
-        if self._known.size == 0 or missing.any():
-            stranger = int(ids[0] if self._known.size == 0 else ids[missing][0])
-            raise InvalidSetting("clients", stranger, "clients whose weight is known")
         return self._known_weights[at]
