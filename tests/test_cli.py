@@ -134,8 +134,11 @@ def test_compare_prints_the_table_and_draws_the_pictures(typed: Typed, tmp_path:
     assert status == 0 and "FedCM-TS" in printed and "±" in printed
     for name in ("curves.png", "participation.png"):
         assert (tmp_path / "both" / name).read_bytes().startswith(b"\x89PNG")
-    records = json.loads((tmp_path / "both" / "comparison.json").read_text())
-    assert json.loads(typed(*words, "--json")[1]) == records
+    record = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert [line["algorithm"] for line in record["algorithms"]] == ["fedavg", "fedcm-ts"]
+    assert record["config"]["rounds"] == 2 and {"versions", "hardware", "command"} <= set(record)
+    again = json.loads(typed(*words, "--json")[1])
+    assert again["algorithms"] == record["algorithms"]  # read, not run again
     status, _, said = typed(*words, "--lr", "7")
     assert status == 2 and said.startswith("error: lr: 7.0")
 

@@ -19,6 +19,8 @@ from fedsieve.errors import InvalidSetting
 from fedsieve.runs import RunDirectory, compare, run, summarise
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
+from fedsieve.runs.environment import environment
+from fedsieve.runs.experiment import find_device
 
 app = typer.Typer(
     name="fedsieve",
@@ -120,10 +122,15 @@ def compare_command(
             out / "participation.png",
         ),
     ]
-    records = [dataclasses.asdict(line) for line in lines]
-    write_whole(out / "comparison.json", (json.dumps(records, indent=2) + "\n").encode())
+    record = {
+        "algorithms": [dataclasses.asdict(line) for line in lines],
+        "config": config.model_dump(mode="json", exclude={"algorithm"}),
+        **environment(find_device(config.device)),
+    }
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    write_whole(out / "comparison.json", (text + "\n").encode())
     if as_json:
-        print(json.dumps(records, indent=2))
+        print(text)
         return
     console = Console(width=None if Console().is_terminal else 100)
     console.print(comparison_table(lines))
