@@ -430,7 +430,7 @@ def test_a_filter_that_keeps_nobody_is_refused_and_nothing_changes() -> None:
 
 
 def test_more_models_than_the_filter_can_search_change_nothing() -> None:
-    clients = np.arange(17)
+    clients = np.arange(25)
 
     class Many(TinyEngine):
         def train(self, model: Tensor, clients: Sequence[int], round: int) -> Sequence[Update]:
@@ -439,11 +439,11 @@ def test_more_models_than_the_filter_can_search_change_nothing() -> None:
     sampler = UCBSampler()
     here = Federation(
         clients=clients,
-        weights=np.ones(17),
+        weights=np.ones(25),
         ratio=1.0,
         sampler=sampler,
         engine=Many(),
-        filter=CombinatorialFilter(),
+        filter=CombinatorialFilter(search="exhaustive"),
         averaging=fedpdp,
         seed=0,
     )

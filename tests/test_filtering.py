@@ -20,10 +20,10 @@ from fedsieve.filtering import (
     KeepAll,
     Selection,
     accuracy,
-    combinatorial,
+    exhaustive,
     log_likelihood,
 )
-from fedsieve.filtering.combinatorial import Score
+from fedsieve.filtering.scores import Score
 
 Logits = list[list[list[int]]]  # [models][examples][classes]
 Mean = list[list[Fraction]]  # [examples][classes]
@@ -99,7 +99,7 @@ def test_accuracy_filter_keeps_what_brute_force_keeps(case: tuple[Logits, list[i
     best = max(scores, key=scores.__getitem__)  # the first of the best, so the preferred one
     selection = CombinatorialFilter("accuracy").select(candidates(logits, labels, counts))
     assert selection.kept == best
-    assert selection.score == scores[best]
+    assert selection == Selection(best, scores[best], looked_at=2 ** len(logits) - 1, optimal=True, bound=scores[best])
     assert selection.weights is None
 
 
@@ -110,12 +110,12 @@ def test_cross_entropy_filter_keeps_what_brute_force_keeps(case: tuple[Logits, l
     means = {kept: mean_of(logits, kept, counts) for kept in subsets(len(logits))}
     scores = {kept: log_likelihood_of(mean, labels) for kept, mean in means.items()}
     highest = max(scores.values())
-    best = [kept for kept, score in scores.items() if score > highest - 1e-5]
+    best = [kept for kept, score in scores.items() if score > highest - 1e-9]
     selection = CombinatorialFilter("cross-entropy").select(candidates(logits, labels, counts))
-    assert selection.kept in best
-    assert selection.score == pytest.approx(highest, abs=1e-5)
-    if all(means[kept] == means[best[0]] for kept in best):  # equal, not only nearly so
-        assert selection.kept == best[0]
+    assert selection.kept == best[0]
+    assert selection.score == pytest.approx(highest, abs=1e-9)
+    assert selection.looked_at == 2 ** len(logits) - 1
+    assert selection.optimal is True and selection.bound == selection.score
 
 
 @both_scores
@@ -133,7 +133,8 @@ A, B, C = [[3, 0], [1, 0]], [[0, 1], [0, 3]], [[0, 9], [9, 0]]
 
 
 def test_the_best_pair_beats_each_single_model() -> None:
-    assert CombinatorialFilter("accuracy").select(candidates([A, B, C], [0, 1])) == Selection((0, 1), 1.0)
+    best_pair = Selection((0, 1), 1.0, looked_at=7, optimal=True, bound=1.0)
+    assert CombinatorialFilter("accuracy").select(candidates([A, B, C], [0, 1])) == best_pair
     for single in (A, B):
         assert CombinatorialFilter("accuracy").select(candidates([single], [0, 1])).score == 0.5
 
@@ -196,14 +197,27 @@ def test_then_the_lowest_positions_win_by_cross_entropy() -> None:
     assert CombinatorialFilter("cross-entropy").select(candidates([other, one, other], [0, 0])).kept == (0, 1)
 
 
-def test_ties_are_settled_alike_across_chunks_of_subsets(monkeypatch: pytest.MonkeyPatch) -> None:
+@both_scores
+def test_ties_are_settled_alike_however_many_examples_are_worked_on_at_once(
+    monkeypatch: pytest.MonkeyPatch, score: Score
+) -> None:
     random = np.random.default_rng(2)
     for _ in range(20):
         logits, labels = random.integers(-1, 2, (6, 4, 2)).tolist(), random.integers(0, 2, 4).tolist()
-        at_once = CombinatorialFilter().select(candidates(logits, labels))
+        at_once = CombinatorialFilter(score).select(candidates(logits, labels))
         with monkeypatch.context() as patch:
-            patch.setattr(combinatorial, "CHUNK_BYTES", 3 * 4 * 8)  # three subsets at a time
-            assert CombinatorialFilter().select(candidates(logits, labels)) == at_once
+            patch.setattr(exhaustive, "_rows", lambda *_: 3)
+            in_parts = CombinatorialFilter(score).select(candidates(logits, labels))
+        assert in_parts.kept == at_once.kept
+        assert in_parts.score == at_once.score
+
+
+def test_ties_are_settled_alike_when_more_are_tied_than_are_counted_at_once() -> None:
+    """Any four of the eight right models make up for the wrong one; 70 subsets are tied, and 64 are counted at once."""
+    right, wrong, doubtful = [[1, 0], [0, 1]], [[0, 100], [0, 1]], [[0, 3], [0, 1]]
+    assert CombinatorialFilter().select(candidates([wrong, *[right] * 8], [0, 1])).kept == tuple(range(1, 9))
+    many = CombinatorialFilter().select(candidates([*[doubtful] * 8, right, right, right, right], [0, 1]))
+    assert many.kept == (0, 8, 9, 10, 11)
 
 
 # Scores
@@ -275,12 +289,33 @@ def test_only_scoring_by_weights_asks_for_models() -> None:
 # Bad input and bad luck
 
 
-def test_sixteen_models_are_searched_and_seventeen_refused_in_one_line() -> None:
-    right, wrong = [[1, 0]], [[0, 20]]
-    assert CombinatorialFilter().select(candidates([wrong] * 8 + [right] * 8, [0])).kept == tuple(range(8, 16))
+@pytest.mark.parametrize("half", [8, 10, 20])
+@both_scores
+def test_any_number_of_models_is_searched(half: int, score: Score) -> None:
+    right, wrong = [[1, 0]], [[0, 20 * half]]
+    selection = CombinatorialFilter(score).select(candidates([wrong] * half + [right] * half, [0]))
+    assert set(selection.kept) <= set(range(half, 2 * half))
+    assert selection.score == pytest.approx(1.0 if score == "accuracy" else -math.log(1 + math.exp(-1)), abs=1e-9)
+    if half == 8:
+        assert selection.kept == tuple(range(8, 16))
+
+
+def test_more_models_than_the_exhaustive_search_can_take_are_refused_in_one_line() -> None:
+    right = [[1, 0]]
+    assert CombinatorialFilter(search="exhaustive").select(candidates([right] * 17, [0])).kept == tuple(range(17))
     with pytest.raises(TooManyModels) as caught:
-        CombinatorialFilter().select(candidates([right] * 17, [0]))
-    assert "17" in str(caught.value) and "16" in str(caught.value)
+        CombinatorialFilter(search="exhaustive").select(candidates([right] * 25, [0]))
+    assert "25" in str(caught.value) and "24" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_models_than_can_be_averaged_are_refused_in_one_line() -> None:
+    twelve, _ = linear_candidates([[1.0]] * 12, [1] * 12)
+    assert CombinatorialFilter(scored_by="weights").select(twelve).kept == tuple(range(12))
+    thirteen, _ = linear_candidates([[1.0]] * 13, [1] * 13)
+    with pytest.raises(TooManyModels) as caught:
+        CombinatorialFilter(scored_by="weights").select(thirteen)
+    assert "13" in str(caught.value) and "12" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -304,7 +339,7 @@ def test_no_models_at_all_are_refused() -> None:
         CombinatorialFilter().select(Candidates(torch.empty(0, 2, 2), torch.tensor([0, 1]), torch.empty(0)))
 
 
-@pytest.mark.parametrize(("field", "value"), [("score", "acuracy"), ("scored_by", "weight")])
+@pytest.mark.parametrize(("field", "value"), [("score", "acuracy"), ("scored_by", "weight"), ("search", "exaustive")])
 def test_unknown_options_are_refused_with_the_nearest_name(field: str, value: str) -> None:
     with pytest.raises(InvalidSetting, match=rf"^{field}: '{value}' is not allowed; use '.*' \(nearest\)"):
         CombinatorialFilter(**{field: value})  # type: ignore[arg-type]

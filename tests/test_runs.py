@@ -32,7 +32,7 @@ def test_a_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
     assert rows == history.rows
     for row in rows:
         assert list(row) == [
-            *("round", "sampled", "kept", "coefficients", "score"),
+            *("round", "sampled", "kept", "coefficients", "score", "search"),
             *("test_accuracy", "test_loss", "train_loss", "excluded", "seconds"),
         ]
         assert set(row["kept"]) <= set(row["sampled"]) and len(row["sampled"]) == 4

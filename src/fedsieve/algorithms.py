@@ -11,7 +11,8 @@ from fedsieve.averaging import Scheme, fedavg, fedpdp, mean
 from fedsieve.clients import Objective, Plain, Proximal
 from fedsieve.errors import unknown_name
 from fedsieve.filtering import CombinatorialFilter, KeepAll, ModelFilter
-from fedsieve.filtering.combinatorial import Score, ScoredBy
+from fedsieve.filtering.combinatorial import ScoredBy, Search
+from fedsieve.filtering.scores import Score
 from fedsieve.sampling import ClientSampler, ProportionalSampler, ThompsonSampler, UCBSampler, UniformSampler
 from fedsieve.sampling.bandit import Refresh
 
@@ -25,6 +26,7 @@ class Options:
     scored_by: ScoredBy = "logits"
     normalise: bool = True
     refresh: Refresh = "fresh"
+    search: Search = "auto"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def _keep_all(options: Options) -> ModelFilter:
 
 
 def _best_subset(options: Options) -> ModelFilter:
-    return CombinatorialFilter(options.score, options.scored_by)
+    return CombinatorialFilter(options.score, options.scored_by, options.search)
 
 
 def _fedavg(options: Options) -> Scheme:

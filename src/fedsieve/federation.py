@@ -32,6 +32,7 @@ class Round:
     kept: list[int]
     coefficients: Coefficients
     score: float | None
+    search: dict[str, int | bool | float | None] | None
     train_loss: float
     excluded: dict[int, str]
     seconds: float
@@ -104,6 +105,7 @@ class Federation:
             kept=kept_ids,
             coefficients=coefficients,
             score=selection.score,
+            search=_search_record(selection),
             train_loss=float(np.mean(list(losses.values()))),
             excluded=dict(sorted(excluded.items())),
             seconds=time.perf_counter() - began,
@@ -188,3 +190,10 @@ class Federation:
             counts=np.array([drawn[update.client] for update in updates], dtype=np.int64),
             losses=np.array([update.loss for update in updates]),
         )
+
+
+def _search_record(selection: Selection) -> dict[str, int | bool | float | None] | None:
+    """How a filter that searched found its subset: subsets looked at, whether it is optimal, and the proven bound."""
+    if selection.looked_at is None:
+        return None
+    return {"looked_at": selection.looked_at, "optimal": selection.optimal, "bound": selection.bound}

@@ -33,7 +33,7 @@ PANELS = {
         "schedule",
         "augment",
     ),
-    "Readings of the paper": ("mu", "score", "scored_by", "coefficients", "refresh"),
+    "Readings of the paper": ("mu", "score", "scored_by", "search", "coefficients", "refresh"),
     "Where": tuple(sorted(PLACE - {"data_dir"})),
 }
 

@@ -36,12 +36,17 @@ class Candidates:
 class Selection:
     """What a filter decided: the positions of the `kept` candidates, ascending, and their `score` together.
 
-    `weights` [models], when given, replaces the averaging scheme's coefficients (zero for models left out).
+    `weights` [models], when given, replaces the averaging scheme's coefficients (zero for models left out). A filter
+    that searched says how: `looked_at` subsets were scored, `optimal` if none can score higher, and `bound`, a score
+    that none can exceed.
     """
 
     kept: tuple[int, ...]
     score: float | None = None
     weights: Tensor | None = None
+    looked_at: int | None = None
+    optimal: bool | None = None
+    bound: float | None = None
 
 
 class ModelFilter(ABC):

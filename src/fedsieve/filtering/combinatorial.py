@@ -2,99 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, get_args
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from fedsieve.errors import InvalidSetting, TooManyModels, unknown_name
+from fedsieve.filtering import beam_search, branch_and_bound, exhaustive
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
+from fedsieve.filtering.scores import Score, accuracy, log_likelihood
+from fedsieve.filtering.subsets import TIE_WIDTH, Found, Problem, members_of, preference
 
-Score = Literal["accuracy", "cross-entropy"]
 ScoredBy = Literal["logits", "weights"]
+Search = Literal["auto", "exhaustive", "branch-and-bound", "beam"]
 
-MOST_MODELS = 16
-TIE_WIDTH = 1e-6
-CHUNK_BYTES = 64 * 2**20
-
-
-def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Share of examples whose highest logit is the label's (the paper's Dirac delta score).
-
-    `logits` [..., examples, classes], `labels` [examples] -> [...].
-    """
-    return (logits.argmax(-1) == labels).double().mean(-1)
-
-
-def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean log-probability of the label under the softmax of the logits: minus the cross-entropy, so higher is better.
-
-    `logits` [..., examples, classes], `labels` [examples] -> [...].
-    """
-    of_label = logits.gather(-1, labels.expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-    return (of_label - logits.logsumexp(-1)).double().mean(-1)
+EXHAUSTIVE_UP_TO = 16
+BRANCH_UP_TO = 32
+AUTO_NODES = 500
+MOST_WEIGHTED_MODELS = 12
 
 
 class CombinatorialFilter(ModelFilter):
-    """Keeps the subset whose averaged logits score best on the validation set, of all 2^n - 1 subsets.
+    """Keeps the subset whose averaged logits score best on the validation set.
 
-    `score` is "accuracy" or "cross-entropy". Among subsets of equal score the one that drops fewer models wins, then
-    the one with the lower client ids. `scored_by="weights"` scores the really averaged model of each subset instead of
-    its averaged logits: one pass over the validation set per subset, so for a handful of models.
+    `score` is "accuracy" or "cross-entropy". `search` says how the best of the 2^n - 1 subsets is looked for:
+
+    - "exhaustive": all of them; up to 24 models. Exact. Of equal scores the subset that drops fewer models wins,
+      then the one with the lower client ids.
+    - "branch-and-bound": exact without looking at all; fast for cross-entropy, for accuracy little better than
+      exhaustive.
+    - "beam": any number of models; a very good subset, with cross-entropy a proven bound on the best.
+    - "auto": exhaustive up to 16 models; then, up to 32 models and with cross-entropy, branch-and-bound that settles
+      after 500 nodes; else beam.
+
+    All but `seconds` is repeatable: the same logits give the same subset. `seconds` ends a search that takes longer
+    with the best subset so far, so that its result may depend on the machine.
+
+    A model with NaN or infinity among its logits is left out. `scored_by="weights"` scores the really averaged model
+    of each subset instead of its averaged logits: one pass over the validation set per subset, so for a handful.
     """
 
-    def __init__(self, score: Score = "accuracy", scored_by: ScoredBy = "logits") -> None:
-        if score not in get_args(Score):
-            raise unknown_name("score", score, get_args(Score))
-        if scored_by not in get_args(ScoredBy):
-            raise unknown_name("scored_by", scored_by, get_args(ScoredBy))
+    def __init__(
+        self,
+        score: Score = "accuracy",
+        scored_by: ScoredBy = "logits",
+        search: Search = "auto",
+        seconds: float | None = None,
+    ) -> None:
+        for field, value, names in (
+            ("score", score, get_args(Score)),
+            ("scored_by", scored_by, get_args(ScoredBy)),
+            ("search", search, get_args(Search)),
+        ):
+            if value not in names:
+                raise unknown_name(field, value, names)
+        if seconds is not None and not seconds > 0:
+            raise InvalidSetting("seconds", seconds, "a number above 0")
         self.score = score
         self.scored_by = scored_by
+        self.search = search
+        self.seconds = seconds
         self.needs_models = scored_by == "weights"
 
     def select(self, candidates: Candidates) -> Selection:
-        """The best subset, by trying every one."""
-        models = len(candidates.weights)
-        if models == 0:
-            raise InvalidSetting("candidates", 0, "at least one model")
-        if models > MOST_MODELS:
-            raise TooManyModels(
-                f"candidates: {models} models are too many for the exhaustive search; use at most {MOST_MODELS} "
-                "(a lower ratio or fewer clients)"
-            )
-        chunks = list(self._scores(candidates))
-        subsets = torch.cat([subsets for subsets, _ in chunks])
-        scores = torch.cat([scores for _, scores in chunks]).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        tied = scores >= scores.max() - TIE_WIDTH
-        best = max(subsets[tied].tolist(), key=_preference)
-        score = float(scores[subsets == best])
-        return Selection(kept=tuple(k for k in range(models) if best >> k & 1), score=score)
-
-    def _scores(self, candidates: Candidates) -> Iterator[tuple[Tensor, Tensor]]:
-        """Chunks of subsets, as bit masks [chunk] (bit k is model k), and their scores [chunk]."""
-        score = accuracy if self.score == "accuracy" else log_likelihood
-        models = len(candidates.weights)
+        """The best subset found, and what is known about it."""
+        finite = candidates.logits.isfinite().flatten(1).all(1).cpu()
+        usable = torch.nonzero(finite).flatten()
+        if len(usable) == 0:
+            raise InvalidSetting("candidates", len(finite), "at least one model with finite logits")
         if self.scored_by == "weights":
-            assert candidates.average is not None and candidates.predict is not None
-            for subset in range(1, 2**models):
-                kept = [k for k in range(models) if subset >> k & 1]
-                logits = candidates.predict(candidates.average(kept))
-                yield torch.tensor([subset]), score(logits, candidates.labels).reshape(1)
-            return
-        logits = candidates.logits
-        counts = torch.ones(models) if candidates.counts is None else candidates.counts
-        chunk = max(1, CHUNK_BYTES // (4 * logits[0].numel()))
-        for subsets in torch.split(torch.arange(1, 2**models, device=logits.device), chunk):
-            members = subsets.unsqueeze(1) >> torch.arange(models, device=logits.device) & 1
-            shares = (members * counts.to(logits.device)).to(logits.dtype)
-            total = shares @ logits.flatten(1)
-            # The highest logit of a sum is that of the mean: without the division, equal verdicts stay equal.
-            mean = total if self.score == "accuracy" else total / shares.sum(1, keepdim=True)
-            yield subsets, score(mean.view(-1, *logits.shape[1:]), candidates.labels)
+            found = self._by_weights(candidates, usable.tolist())
+        else:
+            counts = None if candidates.counts is None else candidates.counts.cpu()[usable]
+            logits = candidates.logits if bool(finite.all()) else candidates.logits[usable.to(candidates.logits.device)]
+            found = self._find(Problem(logits, candidates.labels, self.score, counts))
+        kept = tuple(int(usable[member]) for member in found.members)
+        return Selection(kept, found.score, looked_at=found.looked_at, optimal=found.optimal, bound=found.bound)
 
+    def _find(self, problem: Problem) -> Found:
+        exact = problem.score == "cross-entropy" and problem.models <= BRANCH_UP_TO
+        match self.search:
+            case "exhaustive":
+                return exhaustive.search(problem)
+            case "branch-and-bound":
+                return branch_and_bound.search(problem, seconds=self.seconds)
+            case "auto" if problem.models <= EXHAUSTIVE_UP_TO:
+                return exhaustive.search(problem)
+            case "auto" if exact:
+                return branch_and_bound.search(problem, most_nodes=AUTO_NODES, seconds=self.seconds)
+            case _:
+                return beam_search.search(problem, seconds=self.seconds)
 
-def _preference(subset: int) -> tuple[int, list[int]]:
-    """More models first, then the lowest ids (as positions, negated so that lower is greater)."""
-    kept = [position for position in range(subset.bit_length()) if subset >> position & 1]
-    return len(kept), [-position for position in kept]
+    def _by_weights(self, candidates: Candidates, usable: list[int]) -> Found:
+        assert candidates.average is not None and candidates.predict is not None
+        if len(usable) > MOST_WEIGHTED_MODELS:
+            raise TooManyModels(
+                f"candidates: {len(usable)} models are too many to score averaged weights; "
+                f"use at most {MOST_WEIGHTED_MODELS}, or scored_by='logits'"
+            )
+        score = accuracy if self.score == "accuracy" else log_likelihood
+        scores = np.full(2 ** len(usable), -np.inf)
+        for subset in range(1, len(scores)):
+            model = candidates.average([usable[member] for member in members_of(subset)])
+            scores[subset] = float(score(candidates.predict(model), candidates.labels))
+        scores = np.nan_to_num(scores, nan=-np.inf)
+        tied = np.flatnonzero(scores >= scores.max() - TIE_WIDTH)
+        best = int(tied[preference(tied, len(usable)).argmax()])
+        score_of_best = float(scores[best])
+        return Found(members_of(best), score_of_best, len(scores) - 1, optimal=True, bound=score_of_best)

@@ -12,7 +12,8 @@ from fedsieve.algorithms import ALGORITHMS, Options
 from fedsieve.clients import SCHEDULES, LocalTraining, Objective
 from fedsieve.data import DATASETS
 from fedsieve.errors import InvalidSetting, MissingData, unknown_name
-from fedsieve.filtering.combinatorial import Score, ScoredBy
+from fedsieve.filtering.combinatorial import ScoredBy, Search
+from fedsieve.filtering.scores import Score
 from fedsieve.models import MODELS
 from fedsieve.sampling.bandit import Refresh
 
@@ -26,6 +27,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "schedule": tuple(SCHEDULES),
     "score": get_args(Score),
     "scored_by": get_args(ScoredBy),
+    "search": get_args(Search),
     "coefficients": ("normalised", "literal"),
     "refresh": get_args(Refresh),
     "engine": ("auto", "sequential"),
@@ -64,6 +66,9 @@ class Config(BaseModel):
     mu: float = Field(0.1, ge=0, description="FedProx's weight of the proximal term")
     score: str = Field("accuracy", description="what the combinatorial filter maximises: accuracy or cross-entropy")
     scored_by: str = Field("logits", description="score averaged logits (the paper), or really averaged weights (slow)")
+    search: str = Field(
+        "auto", description="how the best subset is looked for: auto, exhaustive, branch-and-bound or beam"
+    )
     coefficients: str = Field("normalised", description="FedPdp's coefficients: normalised, or literal as printed")
     refresh: str = Field("fresh", description="bandit indices: fresh every round, or stale as printed")
     validation_per_class: int = Field(
@@ -127,6 +132,7 @@ class Config(BaseModel):
             mu=self.mu,
             score=self.score,  # type: ignore[arg-type] # checked against NAMES
             scored_by=self.scored_by,  # type: ignore[arg-type]
+            search=self.search,  # type: ignore[arg-type]
             normalise=self.coefficients == "normalised",
             refresh=self.refresh,  # type: ignore[arg-type]
         )

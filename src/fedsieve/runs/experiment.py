@@ -230,6 +230,7 @@ def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str
             "clients": [float(coefficient) for coefficient in played.coefficients.clients],
         },
         "score": played.score,
+        "search": played.search,
         "test_accuracy": float(accuracy(logits, labels)),
         "test_loss": -float(log_likelihood(logits, labels)),
         "train_loss": played.train_loss,
