@@ -39,7 +39,10 @@ LARGEST_EXPONENT = 40.0
 def search(problem: Problem, *, seconds: float | None = None) -> Found:
     """The best subset seen; for cross-entropy with a proven bound on how good any could be."""
     deadline = float("inf") if seconds is None else time.monotonic() + seconds
-    margins = problem.margins()[0].float()
+    margins, wins_ties = problem.margins()
+    margins = margins.clamp(-1e30, 1e30).float()
+    if problem.score == "accuracy":  # sums of 0 are ties; a little more or less says who wins them
+        margins += torch.where(wins_ties, 1e-6, -1e-6)
     scorer = _Scorer(margins, problem)
     width = int(np.clip(2**20 // problem.models**2, 16, 128))
     every = max(1, len(problem.labels) // SAMPLE[problem.score])

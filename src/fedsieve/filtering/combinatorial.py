@@ -35,8 +35,8 @@ class CombinatorialFilter(ModelFilter):
     - "auto": exhaustive up to 16 models; then, up to 32 models and with cross-entropy, branch-and-bound that settles
       after 500 nodes; else beam.
 
-    All but `seconds` is repeatable: the same logits give the same subset. `seconds` ends a search that takes longer
-    with the best subset so far, so that its result may depend on the machine.
+    The same logits give the same subset. Only with `seconds`, which ends branch-and-bound and beam with the best subset
+    so far, the result may depend on the machine.
 
     A model with NaN or infinity among its logits is left out. `scored_by="weights"` scores the really averaged model
     of each subset instead of its averaged logits: one pass over the validation set per subset, so for a handful.

@@ -53,30 +53,32 @@ def most_correct(
     classes] is a sum that every subset begins with, the empty one included if `empty_too`.
     """
     start = torch.zeros_like(margins[0]) if start is None else start
+    order = margins.abs().sum((1, 2)).argsort(stable=True)  # the quietest come first: their sums make the finest codes
+    margins = margins[order]
+    models, place = len(margins), 1 << order.cpu().numpy()
     bounds = upper_counts(margins, wins_ties, start)
     if not empty_too:
         bounds[0] = -1
     found: list[tuple[int, int]] = []  # (subset, exact count), below its bound
     for level in range(int(bounds.max()), at_least, -1):
         pool = torch.nonzero(bounds == level).flatten().cpu().numpy()
-        pool = pool[np.argsort(-preference(pool, len(margins)), kind="stable")]
+        pool = (pool[:, None] >> np.arange(models) & 1) @ place  # in terms of the models as they were given
+        pool = pool[np.argsort(-preference(pool, models), kind="stable")]
         hits = [subset for subset, count in found if count == level]
         for part in np.array_split(pool, max(1, -(-len(pool) // 32))):
-            exact = _exact_counts(margins, wins_ties, start, part)
-            new = part[exact == level].tolist()
+            exact = _exact_counts(margins, wins_ties, start, part[:, None] & place != 0)
             found += [(subset, count) for subset, count in zip(part.tolist(), exact.tolist(), strict=True)]
-            if new:
-                hits += new  # the first part with a hit holds the preferred one of the pool
+            if (exact == level).any():
+                hits += part[exact == level].tolist()  # the first part with a hit holds the preferred one of the pool
                 break
         if hits:
-            return int(max(hits, key=lambda subset: preference(np.array([subset]), len(margins))[0])), level
+            return int(hits[preference(np.array(hits), models).argmax()]), level
     return 0, at_least
 
 
-def _exact_counts(margins: Tensor, wins_ties: Tensor, start: Tensor, subsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """On how many examples the label wins, for each of `subsets` [k], in double precision."""
-    shares = torch.from_numpy(subsets[:, None] >> np.arange(len(margins)) & 1).to(margins.device, torch.float64)
-    sums = (shares @ margins.flatten(1)).view(len(subsets), *start.shape) + start
+def _exact_counts(margins: Tensor, wins_ties: Tensor, start: Tensor, members: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """On how many examples the label wins, for each subset `members` [k, n], in double precision."""
+    sums = (torch.from_numpy(members).to(margins) @ margins.flatten(1)).view(-1, *start.shape) + start
     return label_wins(sums, wins_ties).sum(1).cpu().numpy()
 
 
@@ -108,13 +110,12 @@ def upper_counts(margins: Tensor, wins_ties: Tensor, start: Tensor) -> Tensor:
         # class is set to pass. The last term makes up for rounding, many times over.
         lowest, highest = sums[:low].clamp(max=0).sum(0), sums[:low].clamp(min=0).sum(0)
         unit = (highest - lowest).clamp(min=1e-3) / 253
-        scaled = sums / unit
-        low_codes = subset_sums(scaled[:low]).add_(1 - lowest / unit).clamp_(0, 255).to(torch.uint8)
-        high_sums = subset_sums(-scaled[low : low + high])
-        tops = subset_sums(-scaled[low + high :]) + ((TIE_WIDTH - begin - lowest) / unit + 1 + 1e-4)
+        low_codes = subset_sums(sums[:low] / unit).add_(1 - lowest / unit).clamp_(0, 255).to(torch.uint8)
+        high_sums = subset_sums(-sums[low : low + high])
+        tops = subset_sums(-sums[low + high :]) + (TIE_WIDTH - begin - lowest)
         tops = torch.where(used, tops, torch.inf)
         for place, top in enumerate(tops):
-            high_codes = (high_sums + top).clamp_(0, 255).to(torch.uint8)
+            high_codes = (high_sums + top).div_(unit).add_(1 + 1e-4).clamp_(0, 255).to(torch.uint8)
             counts[place * 2**high : (place + 1) * 2**high] += count_passes(
                 low_codes.transpose(0, 1), high_codes.transpose(0, 1)
             )
@@ -127,8 +128,8 @@ def unsettled(margins: Tensor, wins_ties: Tensor, start: Tensor) -> tuple[Tensor
     No pair of an example on which the label always loses is left, nor any class that the label always beats.
     """
     lowest, highest = start + margins.clamp(max=0).sum(0), start + margins.clamp(min=0).sum(0)
-    always_beaten = torch.where(wins_ties, highest < 0, highest <= 0)
-    never_beaten = torch.where(wins_ties, lowest >= 0, lowest > 0)
+    always_beaten = torch.where(wins_ties, highest < -TIE_WIDTH, highest <= TIE_WIDTH)
+    never_beaten = torch.where(wins_ties, lowest >= -TIE_WIDTH, lowest > TIE_WIDTH)
     lost = never_beaten.any(1)
     won = always_beaten.all(1)
     return ~always_beaten & ~lost.unsqueeze(1), int(won.sum())

@@ -61,7 +61,7 @@ class Relaxation:
     def maximise(self, tolerance: float = 1e-4, steps: int = 20) -> tuple[float, Vector]:
         """A bound within about `tolerance` of the maximum of g over the simplex, and the point [models] it is at."""
         models = len(self.logits)
-        point, bound = np.full(models, 1 / models), np.inf
+        point, bound = np.full(models, 1 / models), 0.0  # no likelihood exceeds 1
         nothing, everything = np.zeros(models), np.ones(models)
         for _ in range(steps):
             here = self.tangent(point)

@@ -22,5 +22,5 @@ def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
 
     `logits` [..., examples, classes], `labels` [examples] -> [...].
     """
-    of_label = logits.gather(-1, labels.expand(logits.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-    return (of_label - logits.logsumexp(-1)).double().mean(-1)
+    of_label = logits.gather(-1, labels.expand(logits.shape[:-1]).unsqueeze(-1))
+    return -(logits - of_label).logsumexp(-1).double().mean(-1)
