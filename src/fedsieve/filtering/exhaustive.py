@@ -78,7 +78,7 @@ def most_correct(
 
 def _exact_counts(margins: Tensor, wins_ties: Tensor, start: Tensor, members: NDArray[np.bool_]) -> NDArray[np.int64]:
     """On how many examples the label wins, for each subset `members` [k, n], in double precision."""
-    sums = (torch.from_numpy(members).to(margins) @ margins.flatten(1)).view(-1, *start.shape) + start
+    sums = (torch.from_numpy(members).to(margins) @ margins.flatten(1)).view(len(members), *start.shape) + start
     return label_wins(sums, wins_ties).sum(1).cpu().numpy()
 
 
