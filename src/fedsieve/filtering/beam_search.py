@@ -26,7 +26,10 @@ Members = NDArray[np.bool_]
 BEAMS = {"accuracy": 8, "cross-entropy": 2}
 """At most; half of them go downwards, half upwards. Accuracy is the more rugged of the two."""
 
-SAMPLE = {"accuracy": 400, "cross-entropy": 1000}
+WIDTH = {"accuracy": 128, "cross-entropy": 64}
+"""Subsets of each size that a beam takes along, at most; fewer when there are many models."""
+
+SAMPLE = {"accuracy": 400, "cross-entropy": 500}
 """Examples on which a beam ranks: evenly spaced, and others for every beam."""
 
 FINALISTS = 100
@@ -44,7 +47,7 @@ def search(problem: Problem, *, seconds: float | None = None) -> Found:
     if problem.score == "accuracy":  # sums of 0 are ties; a little more or less says who wins them
         margins += torch.where(wins_ties, 1e-6, -1e-6)
     scorer = _Scorer(margins, problem)
-    width = int(np.clip(2**20 // problem.models**2, 16, 128))
+    width = int(np.clip(WIDTH[problem.score] * 2**12 // problem.models**2, 8, WIDTH[problem.score]))
     every = max(1, len(problem.labels) // SAMPLE[problem.score])
     beams = int(np.clip(256 // problem.models, 2, BEAMS[problem.score]))
     samples = [_Scorer(margins[:, turn * every // beams :: every], problem) for turn in range(beams)]

@@ -16,7 +16,9 @@ from fedsieve.filtering.subsets import TIE_WIDTH, Found, Problem, members_of, pr
 ScoredBy = Literal["logits", "weights"]
 Search = Literal["auto", "exhaustive", "branch-and-bound", "beam"]
 
-EXHAUSTIVE_UP_TO = 16
+EXHAUSTIVE_UP_TO = {"cpu": 16, "cuda": 20}
+"""Where trying all subsets takes a second or two on two cores, a sixth of a second on a large GPU."""
+
 BRANCH_UP_TO = 32
 AUTO_NODES = 500
 MOST_WEIGHTED_MODELS = 12
@@ -32,8 +34,8 @@ class CombinatorialFilter(ModelFilter):
     - "branch-and-bound": exact without looking at all; fast for cross-entropy, for accuracy little better than
       exhaustive.
     - "beam": any number of models; a very good subset, with cross-entropy a proven bound on the best.
-    - "auto": exhaustive up to 16 models; then, up to 32 models and with cross-entropy, branch-and-bound that settles
-      after 500 nodes; else beam.
+    - "auto": exhaustive up to 16 models (20 on a GPU); then, up to 32 models and with cross-entropy, branch-and-bound
+      that settles after 500 nodes; else beam.
 
     The same logits give the same subset. Only with `seconds`, which ends branch-and-bound and beam with the best subset
     so far, the result may depend on the machine.
@@ -86,7 +88,7 @@ class CombinatorialFilter(ModelFilter):
                 return exhaustive.search(problem)
             case "branch-and-bound":
                 return branch_and_bound.search(problem, seconds=self.seconds)
-            case "auto" if problem.models <= EXHAUSTIVE_UP_TO:
+            case "auto" if problem.models <= EXHAUSTIVE_UP_TO.get(problem.device.type, 16):
                 return exhaustive.search(problem)
             case "auto" if exact:
                 return branch_and_bound.search(problem, most_nodes=AUTO_NODES, seconds=self.seconds)
