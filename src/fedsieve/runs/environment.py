@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("fedsieve", "torch", "numpy", "scikit-learn", "safetensors")
+import fedsieve
+
+PACKAGES = ("torch", "numpy", "scikit-learn", "safetensors")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and command line, for a run's summary."""
     return {
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": {"fedsieve": fedsieve.__version__, "python": platform.python_version()}
+        | {name: _version(name) for name in PACKAGES},
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "cpu": _cpu(),
