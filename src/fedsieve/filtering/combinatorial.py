@@ -20,7 +20,7 @@ EXHAUSTIVE_UP_TO = {"cpu": 16, "cuda": 20}
 """Where trying all subsets takes a second or two on two cores, a sixth of a second on a large GPU."""
 
 BRANCH_UP_TO = 32
-AUTO_NODES = 500
+AUTO_NODES = 300
 MOST_WEIGHTED_MODELS = 12
 
 
@@ -35,7 +35,7 @@ class CombinatorialFilter(ModelFilter):
       exhaustive.
     - "beam": any number of models; a very good subset, with cross-entropy a proven bound on the best.
     - "auto": exhaustive up to 16 models (20 on a GPU); then, up to 32 models and with cross-entropy, branch-and-bound
-      that settles after 500 nodes; else beam.
+      that settles after 300 nodes; else beam.
 
     The same logits give the same subset. Only with `seconds`, which ends branch-and-bound and beam with the best subset
     so far, the result may depend on the machine.

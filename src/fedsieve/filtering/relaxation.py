@@ -80,9 +80,9 @@ def newton_step(gradient: Vector, curvature: Vector, point: Vector, low: Vector,
     """The maximum [models] of the quadratic model at `point` over {low ≤ c ≤ high, Σ c = 1} (FISTA)."""
     steepness = float(np.linalg.eigvalsh(curvature)[-1]) + 1e-9
     best, ahead, momentum = point, point, 1.0
-    for _ in range(100):
+    for _ in range(50):
         new = project(ahead + (gradient - curvature @ (ahead - point)) / steepness, low, high)
-        if np.abs(new - best).max() < 1e-8:
+        if np.abs(new - best).max() < 1e-4:
             return new
         next_momentum = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         ahead = new + (momentum - 1) / next_momentum * (new - best)
