@@ -68,7 +68,7 @@ class Relaxation:
             bound = min(bound, float(here.values.max()))
             if bound - here.score < tolerance:
                 break
-            step = newton_step(here.gradient, self.curvature(point), point, nothing, everything) - point
+            step = newton_step(here.gradient, self.curvature(point), point, nothing, everything, 1e-8) - point
             length = 1.0
             while length > 1e-3 and self.tangent(point + length * step).score < here.score:
                 length /= 2
@@ -76,13 +76,15 @@ class Relaxation:
         return bound, point
 
 
-def newton_step(gradient: Vector, curvature: Vector, point: Vector, low: Vector, high: Vector) -> Vector:
+def newton_step(
+    gradient: Vector, curvature: Vector, point: Vector, low: Vector, high: Vector, tolerance: float = 1e-4
+) -> Vector:
     """The maximum [models] of the quadratic model at `point` over {low ≤ c ≤ high, Σ c = 1} (FISTA)."""
     steepness = float(np.linalg.eigvalsh(curvature)[-1]) + 1e-9
     best, ahead, momentum = point, point, 1.0
-    for _ in range(50):
+    for _ in range(100):
         new = project(ahead + (gradient - curvature @ (ahead - point)) / steepness, low, high)
-        if np.abs(new - best).max() < 1e-4:
+        if np.abs(new - best).max() < tolerance:
             return new
         next_momentum = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         ahead = new + (momentum - 1) / next_momentum * (new - best)
