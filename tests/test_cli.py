@@ -117,6 +117,13 @@ def test_unreadable_yaml_is_one_line(typed: Typed, tmp_path: Path) -> None:
     assert status == 2 and error.count("\n") == 1 and "bad.yaml" in error
 
 
+def test_a_place_that_can_not_be_written_to_is_one_line(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    status, _, error = typed("run", *QUICK, "--heterogeneity", "iid", "--out", "file")
+    assert status == 2 and error.startswith("error: out: 'file' is not allowed") and error.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_algorithms_prints_table_1_for_people_and_programs(typed: Typed) -> None:
     status, printed, _ = typed("algorithms")
     assert status == 0 and "fedcm-ucb" in printed and "Σ" in printed

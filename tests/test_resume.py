@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -123,10 +124,13 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before_and_says_so(
     assert final_model(folder) == final_model(undisturbed)
 
 
-def test_without_any_usable_checkpoint_the_run_starts_again(undisturbed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["empty files", "nothing"])
+def test_without_any_usable_checkpoint_the_run_starts_again(left: str, undisturbed: Path, tmp_path: Path) -> None:
     folder = copy_as_unfinished(undisturbed, tmp_path)
     for file in (folder / "checkpoints").iterdir():
         file.write_bytes(b"")
+    if left == "nothing":
+        shutil.rmtree(folder / "checkpoints")
     fs.run(CONFIG, out=folder, resume=True)
     assert final_model(folder) == final_model(undisturbed)
 

@@ -1,7 +1,8 @@
 """A model is one flat vector, plus a layout that says which piece is what.
 
-Parameters come first, then buffers (batch norm's running statistics among them), each in the module's own order. So
-averaging, distances and checkpoints are arithmetic on vectors, and an optimiser's step is a few operations on one.
+Parameters that are trained come first, then frozen ones and buffers (batch norm's running statistics among them), each
+in the module's own order. So averaging, distances and checkpoints are arithmetic on vectors, and an optimiser's step is
+a few operations on one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of a module's vector: `parameters` of them fill [0, parameters), buffers the rest up to `size`."""
+    """The pieces of a module's vector: what is trained fills [0, parameters), all else the rest up to `size`."""
 
     pieces: tuple[Piece, ...]
     parameters: int

@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from fedsieve.errors import MissingData
+from fedsieve.errors import InvalidSetting, MissingData
 from fedsieve.runs.config import Config
 from fedsieve.vector import Layout
 
@@ -66,8 +66,11 @@ class RunDirectory:
 
     def create(self, config: Config) -> None:
         """Begin a run: write its configuration."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_whole(self.config_file, config.to_yaml().encode())
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_whole(self.config_file, config.to_yaml().encode())
+        except OSError as error:
+            raise InvalidSetting("out", str(self.path), f"a folder that can be written to ({error.strerror})") from None
 
     def config(self) -> Config:
         """The configuration the run was begun with."""
@@ -117,6 +120,7 @@ class RunDirectory:
 
     def latest(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
         """The newest checkpoint that is whole, and the rows up to it; what came after is cut off."""
+        self.checkpoints.mkdir(exist_ok=True)  # someone may have thrown the checkpoints away
         rows = self.rows()
         checkpoint = None
         for round in reversed(self._rounds()):
