@@ -61,8 +61,9 @@ class TinyEngine(Engine):
         updates = [self.updates[client] for client in clients]
         return updates[::-1] if self.backwards else updates
 
-    def logits(self, model: Tensor, data: Literal["validation", "test"]) -> Tensor:
-        return torch.stack([model, torch.zeros(2)], dim=1) * 1e10  # so that a huge model has infinite logits
+    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
+        first = torch.stack(list(models)) * 1e10  # so that a huge model has infinite logits
+        return torch.stack([first, torch.zeros_like(first)], dim=2)
 
     def labels(self, data: Literal["validation", "test"]) -> Tensor:
         return torch.tensor([0, 0])
@@ -521,7 +522,7 @@ def test_a_filter_gets_working_averages_predictions_and_gradients(batch_norm: bo
     here.play(1)
     assert looked
     assert here.model.dtype == torch.float64
-    assert engine.logits(here.model, "test").shape == (len(engine.labels("test")), 10)
+    assert engine.logits([here.model], "test")[0].shape == (len(engine.labels("test")), 10)
 
 
 def test_score_and_gradient_leaves_the_model_alone() -> None:
@@ -538,7 +539,7 @@ def test_what_a_client_learns_does_not_depend_on_who_else_is_asked() -> None:
     _, engine = assemble(config())
     model = engine.initial_model()
     together = engine.train(model, [0, 3, 5], round=2)
-    engine.logits(model, "test")
+    engine.logits([model], "test")
     alone = engine.train(model, [3], round=2)
     assert [update.client for update in together] == [0, 3, 5]
     assert together[1].model is not None and alone[0].model is not None

@@ -148,7 +148,7 @@ def test_scoring_averaged_weights_runs_end_to_end() -> None:
     score = history.rows[-1]["score"]
     assert history.model is not None
     _, engine = assemble(fs.Config(algorithm="fedca", **QUICK))
-    reached = fs.filtering.accuracy(engine.logits(history.model, "validation"), engine.labels("validation"))
+    reached = fs.filtering.accuracy(engine.logits([history.model], "validation")[0], engine.labels("validation"))
     assert score == pytest.approx(float(reached))  # the model that was scored is the model that was kept
 
 

@@ -139,7 +139,7 @@ class Federation:
         """Validation logits [models, examples, classes] where the filter reads them; who has none to show is out."""
         if not self.filter.needs_logits or not updates:
             return torch.empty(len(updates), 0, 0), updates, models
-        logits = torch.stack([self.engine.logits(model, "validation") for model in models])
+        logits = self.engine.logits(models, "validation")
         finite = logits.isfinite().flatten(1).all(1).tolist()
         excluded.update(
             {
@@ -172,7 +172,7 @@ class Federation:
             candidates,
             models=models,
             average=average,
-            predict=lambda model: self.engine.logits(model, "validation"),
+            predict=lambda model: self.engine.logits([model], "validation")[0],
             score_and_gradient=self.engine.score_and_gradient,
         )
 

@@ -32,6 +32,7 @@ PANELS = {
         "weight_decay",
         "schedule",
         "augment",
+        "precision",
     ),
     "Readings of the paper": ("mu", "score", "scored_by", "search", "coefficients", "refresh"),
     "Where": tuple(sorted(PLACE - {"data_dir"})),

@@ -84,13 +84,17 @@ class Dataset:
 
     def prepare(self, inputs: NDArray[Any]) -> torch.Tensor:
         """Stored inputs `[n, ...]` as a model sees them: float32 `[n, *input_shape]`, a copy."""
-        if inputs.dtype != np.uint8:
-            return torch.from_numpy(np.array(inputs, dtype=np.float32))
-        images = torch.from_numpy(np.array(inputs))
-        images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2)
+        return self.normalise(torch.from_numpy(np.array(inputs)))
+
+    def normalise(self, stored: torch.Tensor) -> torch.Tensor:
+        """The same for stored inputs that lie in a tensor, on its device; floats may be given back as they are."""
+        if stored.dtype != torch.uint8:
+            return stored.to(torch.float32)
+        images = stored.unsqueeze(1) if stored.ndim == 3 else stored.permute(0, 3, 1, 2)
         pixels = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         if self.mean is not None and self.std is not None:
-            pixels.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+            mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+            pixels.sub_(mean).div_(std)
         return pixels
 
     def _check_normalisation(self) -> None:

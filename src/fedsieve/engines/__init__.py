@@ -1,6 +1,8 @@
 """Where clients run."""
 
 from fedsieve.engines.base import Engine, Update
+from fedsieve.engines.lanes import LanesEngine
 from fedsieve.engines.sequential import SequentialEngine
+from fedsieve.engines.workers import WorkersEngine
 
-__all__ = ["Engine", "SequentialEngine", "Update"]
+__all__ = ["Engine", "LanesEngine", "SequentialEngine", "Update", "WorkersEngine"]

@@ -41,8 +41,8 @@ class Engine(ABC):
         """Train each of the (different) clients, starting from `model` [size]; one update per client, in this order."""
 
     @abstractmethod
-    def logits(self, model: Tensor, data: Literal["validation", "test"]) -> Tensor:
-        """The outputs [examples, classes] of a flat model on one of the server's data sets."""
+    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
+        """The outputs [models, examples, classes] of flat models [size] on one of the server's data sets."""
 
     @abstractmethod
     def labels(self, data: Literal["validation", "test"]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal
 
 import numpy as np
@@ -17,10 +17,9 @@ from torch.nn.functional import cross_entropy
 from fedsieve.clients import LocalTraining, train
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Engine, Update
+from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.randomness import torch_draws
 from fedsieve.vector import Layout
-
-EVALUATION_BATCH = 500
 
 
 class SequentialEngine(Engine):
@@ -28,6 +27,8 @@ class SequentialEngine(Engine):
 
     `build` makes the module; `validation` [examples] are positions in the training data that no client holds.
     """
+
+    evaluation_batch = 500
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class SequentialEngine(Engine):
         settings: LocalTraining,
         seed: int,
         device: torch.device | str = "cpu",
+        precision: Precision = "fp32",
     ) -> None:
         self.dataset = dataset
         self.partition = partition
@@ -45,6 +47,7 @@ class SequentialEngine(Engine):
         self.settings = settings
         self.seed = seed
         self.device = torch.device(device)
+        self.precision = precision
         with torch_draws(seed, "initial model"):
             self.module = build()
         self.layout = Layout.of(self.module)
@@ -57,41 +60,38 @@ class SequentialEngine(Engine):
 
     def train(self, model: Tensor, clients: Sequence[int], round: int) -> list[Update]:
         """One client after the other; an exception becomes that client's error."""
-        with single_thread():
+        with single_thread(), self._arithmetic():
             return [self._train_one(model, client, round) for client in clients]
 
     def _train_one(self, model: Tensor, client: int, round: int) -> Update:
         began = time.perf_counter()
         try:
-            examples = np.sort(self.partition[client])
-            inputs = self.dataset.prepare(self.dataset.train_inputs[examples]).to(self.device)
-            labels = torch.from_numpy(self.dataset.train_labels[examples].astype(np.int64)).to(self.device)
+            inputs, labels = self._examples("train", np.sort(self.partition[client]))
             with torch_draws(self.seed, "local draws", round, client, self.device):
                 trained, loss = train(
                     self.module, self.layout, model, inputs, labels, self.settings, self.seed, round, client
                 )
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            return Update(client, None, seconds=time.perf_counter() - began, error=reason)
+            return Update(client, None, seconds=time.perf_counter() - began, error=one_line(error))
         return Update(client, trained, loss, time.perf_counter() - began)
 
-    def logits(self, model: Tensor, data: Literal["validation", "test"]) -> Tensor:
+    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
         """A forward pass in batches, batch norm with its running statistics."""
-        self.layout.write(model, self.module)
         self.module.eval()
-        source = self.dataset.test_inputs if data == "test" else self.dataset.train_inputs
-        places = np.arange(len(source)) if data == "test" else self.validation
+        places = self._places(data)
         outputs = []
-        with torch.no_grad(), single_thread():
-            for start in range(0, len(places), EVALUATION_BATCH):
-                batch = self.dataset.prepare(source[places[start : start + EVALUATION_BATCH]])
-                outputs.append(self.module(batch.to(self.device)))
-        return torch.cat(outputs)
+        with torch.no_grad(), single_thread(), self._arithmetic():
+            for model in models:
+                self.layout.write(model, self.module)
+                for start in range(0, len(places), self.evaluation_batch):
+                    inputs, _ = self._examples(data, places[start : start + self.evaluation_batch])
+                    outputs.append(self.module(inputs).to(self.layout.dtype))
+        return torch.cat(outputs).view(len(models), len(places), -1)
 
     def labels(self, data: Literal["validation", "test"]) -> Tensor:
         """The labels of the test set or of the validation examples."""
-        chosen = self.dataset.test_labels if data == "test" else self.dataset.train_labels[self.validation]
-        return torch.from_numpy(np.asarray(chosen).astype(np.int64)).to(self.device)
+        labels = self.dataset.test_labels if data == "test" else self.dataset.train_labels[self.validation]
+        return torch.from_numpy(np.asarray(labels).astype(np.int64)).to(self.device)
 
     def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
         """One backward pass, in batches."""
@@ -103,11 +103,9 @@ class SequentialEngine(Engine):
                 pieces[piece.name] = pieces[piece.name].detach()
         self.module.eval()
         score = 0.0
-        with single_thread():
-            for start in range(0, len(places), EVALUATION_BATCH):
-                chosen = places[start : start + EVALUATION_BATCH]
-                inputs = self.dataset.prepare(self.dataset.train_inputs[chosen]).to(self.device)
-                labels = torch.from_numpy(self.dataset.train_labels[chosen].astype(np.int64)).to(self.device)
+        with single_thread(), self._arithmetic():
+            for start in range(0, len(places), self.evaluation_batch):
+                inputs, labels = self._examples("validation", places[start : start + self.evaluation_batch])
                 logits = functional_call(self.module, pieces, (inputs,))
                 part = -cross_entropy(logits, labels, reduction="sum") / len(places)
                 part.backward()  # type: ignore[no-untyped-call]
@@ -116,6 +114,26 @@ class SequentialEngine(Engine):
         assert gradient is not None
         gradient[self.layout.parameters :] = 0
         return score, gradient
+
+    def _places(self, data: Literal["validation", "test"]) -> NDArray[np.int64]:
+        return np.arange(len(self.dataset.test_labels)) if data == "test" else self.validation
+
+    def _examples(
+        self, data: Literal["train", "validation", "test"], places: NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs [examples, ...] as the model sees them and labels [examples], on the engine's device."""
+        test = data == "test"
+        inputs = (self.dataset.test_inputs if test else self.dataset.train_inputs)[places]
+        labels = (self.dataset.test_labels if test else self.dataset.train_labels)[places]
+        return self.dataset.prepare(inputs).to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device)
+
+    def _arithmetic(self) -> AbstractContextManager[None]:
+        return arithmetic(self.precision, self.device)
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong with a client, for the record."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 @contextmanager

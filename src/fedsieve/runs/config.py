@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedsieve.algorithms import ALGORITHMS, Options
 from fedsieve.clients import SCHEDULES, LocalTraining, Objective
 from fedsieve.data import DATASETS
+from fedsieve.engines.precision import Precision
 from fedsieve.errors import InvalidSetting, MissingData, unknown_name
 from fedsieve.filtering.combinatorial import ScoredBy, Search
 from fedsieve.filtering.scores import Score
@@ -30,11 +31,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "search": get_args(Search),
     "coefficients": ("normalised", "literal"),
     "refresh": get_args(Refresh),
-    "engine": ("auto", "sequential"),
+    "precision": get_args(Precision),
+    "engine": ("auto", "lanes", "workers", "sequential"),
 }
 """The fields whose value is one of a set of names."""
 
-PLACE = frozenset({"engine", "device", "data_dir"})
+PLACE = frozenset({"engine", "device", "workers", "data_dir"})
 """Where a run happens, not what it computes: may differ between the parts of a resumed run."""
 
 
@@ -63,6 +65,7 @@ class Config(BaseModel):
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of the clients' SGD")
     schedule: str = Field("constant", description="learning rate over rounds: constant, step or cosine")
     augment: bool | None = Field(None, description="crop and flip training images (default: as usual for the data set)")
+    precision: str = Field("fp32", description="what a GPU computes with: fp32, tf32 or bf16 (fast)")
     mu: float = Field(0.1, ge=0, description="FedProx's weight of the proximal term")
     score: str = Field("accuracy", description="what the combinatorial filter maximises: accuracy or cross-entropy")
     scored_by: str = Field("logits", description="score averaged logits (the paper), or really averaged weights (slow)")
@@ -78,8 +81,11 @@ class Config(BaseModel):
     )
     min_updates: Positive = Field(1, description="usable client models without which a round fails")
     seed: int = Field(0, ge=0, description="everything random in the run follows from it")
-    engine: str = Field("auto", description="where clients run: auto or sequential")
+    engine: str = Field(
+        "auto", description="how clients run: lanes (a GPU), workers (CPU cores), sequential, or auto: what fits"
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    workers: Positive | None = Field(None, description="clients trained at once on a CPU (default: one per core)")
 
     def __init__(self, **settings: Any) -> None:
         try:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsieve import algorithms, data, models
 from fedsieve.averaging import Scheme
+from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset
-from fedsieve.engines import Engine, SequentialEngine
+from fedsieve.engines import Engine, LanesEngine, SequentialEngine, WorkersEngine
+from fedsieve.engines.precision import Precision
 from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
@@ -158,16 +161,8 @@ def assemble(
     build = _factory(model, config, dataset)
     if config.augment and len(dataset.input_shape) != 3:
         raise InvalidSetting("augment", True, f"false for inputs {dataset.input_shape}, which are no images")
-    engine = SequentialEngine(
-        build,
-        dataset,
-        partition,
-        validation,
-        config.local_training(algorithm.objective(options)),
-        config.seed,
-        device,
-    )
-    models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)
+    settings = config.local_training(algorithm.objective(options))
+    engine = _engine(config, device, build, dataset, partition, validation, settings)
     federation = Federation(
         clients=clients,
         weights=sizes[clients].astype(np.float64),
@@ -184,6 +179,35 @@ def assemble(
     if len(partition.unused):
         log.info("%d of %d training examples are left over and unused", len(partition.unused), len(rest))
     return federation, engine
+
+
+def _engine(
+    config: Config,
+    device: torch.device,
+    build: Callable[[], nn.Module],
+    dataset: Dataset,
+    partition: data.Partition,
+    validation: NDArray[np.int64],
+    settings: LocalTraining,
+) -> Engine:
+    """The engine that a configuration names; "auto" is lanes on a GPU, workers on a CPU."""
+    fitting = "lanes" if device.type == "cuda" else "workers"
+    name = fitting if config.engine == "auto" else config.engine
+    if name not in (fitting, "sequential"):
+        raise InvalidSetting("engine", name, f"auto, {fitting} or sequential where the device is {device.type}")
+    if device.type == "cpu" and config.precision != "fp32":
+        raise InvalidSetting("precision", config.precision, "fp32 where the device is cpu")
+    precision: Precision = config.precision  # type: ignore[assignment] # checked against NAMES
+    common = (build, dataset, partition, validation, settings, config.seed)
+    engine: SequentialEngine
+    if name == "lanes":
+        engine = LanesEngine(*common, device, precision)
+    elif name == "workers":
+        engine = WorkersEngine(*common, config.workers)
+    else:
+        engine = SequentialEngine(*common, device, precision)
+    models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)
+    return engine
 
 
 def find_device(name: str) -> torch.device:
@@ -220,7 +244,7 @@ def _factory(
 
 
 def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str, Any]:
-    logits, labels = engine.logits(model, "test"), engine.labels("test")
+    logits, labels = engine.logits([model], "test")[0], engine.labels("test")
     return {
         "round": played.round,
         "sampled": played.sampled,
