@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -18,12 +18,12 @@ from fedsieve.clients import (
     LocalTraining,
     Plain,
     Proximal,
+    Trainer,
     constant,
     cosine,
     crop_and_flip,
     draw_crops_and_flips,
     step,
-    train,
 )
 from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting
@@ -61,7 +61,7 @@ def with_batch_norm() -> nn.Module:
 def trained(module: nn.Module, settings: LocalTraining, inputs: Tensor, targets: Tensor) -> tuple[nn.Module, float]:
     """A new module with what `train` makes of `module`, which stays as it is, and the loss."""
     layout, scratch, result = Layout.of(module), copy.deepcopy(module), copy.deepcopy(module)
-    model, loss = train(scratch, layout, layout.read(module), inputs, targets, settings, SEED, ROUND, CLIENT)
+    model, loss = Trainer(scratch, layout, settings).train(layout.read(module), inputs, targets, SEED, ROUND, CLIENT)
     layout.write(model, result)
     return result, loss
 
@@ -193,32 +193,46 @@ def test_training_leaves_what_it_was_given_alone() -> None:
     layout = Layout.of(module)
     sent = layout.read(module)
     before, seen = sent.clone(), inputs.clone()
-    model, _ = train(module, layout, sent, inputs, targets, LocalTraining(), SEED, ROUND, CLIENT)
+    trainer = Trainer(module, layout, LocalTraining())
+    model, _ = trainer.train(sent, inputs, targets, SEED, ROUND, CLIENT)
     assert torch.equal(sent, before) and torch.equal(inputs, seen)
     kept = model.clone()
-    train(module, layout, sent, inputs, targets, LocalTraining(lr=0.5), SEED, ROUND + 1, CLIENT)
+    trainer.train(sent, inputs, targets, SEED, ROUND + 1, CLIENT)
     assert torch.equal(model, kept)
 
 
-def test_the_scratch_module_leaves_no_trace() -> None:
-    module, inputs, targets = with_batch_norm(), images(12), labels(12)
+@pytest.mark.parametrize("build_module", [mlp, with_batch_norm])
+def test_one_client_leaves_no_trace_for_the_next(build_module: Callable[[], nn.Module]) -> None:
+    module, inputs, targets = build_module(), images(12), labels(12)
     layout = Layout.of(module)
     sent = layout.read(module)
-    arguments = (layout, sent, inputs, targets, LocalTraining(batch_size=5), SEED, ROUND, CLIENT)
-    first, first_loss = train(copy.deepcopy(module), *arguments)
-    used = copy.deepcopy(module)
-    train(used, layout, sent + 1, images(9, seed=4), labels(9, seed=4), LocalTraining(lr=0.5), 8, 1, 2)
-    again, again_loss = train(used, *arguments)
+    settings = LocalTraining(batch_size=5)
+    first, first_loss = Trainer(copy.deepcopy(module), layout, settings).train(
+        sent, inputs, targets, SEED, ROUND, CLIENT
+    )
+    used = Trainer(copy.deepcopy(module), layout, settings)
+    used.train(sent + 1, images(9, seed=4), labels(9, seed=4), 8, 1, 2)
+    again, again_loss = used.train(sent, inputs, targets, SEED, ROUND, CLIENT)
     assert torch.equal(first, again) and first_loss == again_loss
+
+
+def test_a_client_without_examples_returns_what_it_was_sent() -> None:
+    module = with_batch_norm()
+    layout = Layout.of(module)
+    sent = layout.read(module) + 0.5
+    sent[-1] = 3.0  # a count of batches, which is a whole number
+    model, loss = Trainer(module, layout, LocalTraining()).train(sent, images(0), labels(0), SEED, ROUND, CLIENT)
+    assert torch.equal(model, sent) and loss == 0
 
 
 @pytest.mark.parametrize("other", [(9, ROUND, CLIENT), (SEED, 9, CLIENT), (SEED, ROUND, 9)])
 def test_another_seed_round_or_client_trains_on_other_batches(other: tuple[int, int, int]) -> None:
     module, inputs, targets = mlp(), images(30), labels(30)
     layout = Layout.of(module)
-    arguments = (layout, layout.read(module), inputs, targets, LocalTraining(batch_size=8, epochs=1))
-    here, _ = train(copy.deepcopy(module), *arguments, SEED, ROUND, CLIENT)
-    there, _ = train(copy.deepcopy(module), *arguments, *other)
+    sent = layout.read(module)
+    trainer = Trainer(module, layout, LocalTraining(batch_size=8, epochs=1))
+    here, _ = trainer.train(sent, inputs, targets, SEED, ROUND, CLIENT)
+    there, _ = trainer.train(sent, inputs, targets, *other)
     assert not torch.equal(here, there)
 
 

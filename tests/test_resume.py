@@ -178,7 +178,7 @@ def test_a_round_that_fails_leaves_the_rounds_before_it_intact(tmp_path: Path) -
             logits: torch.Tensor = self.linear(images.flatten(1))
             return logits
 
-    config = fs.Config(rounds=4, clients=10, local_steps=1, batch_size=512, device="cpu")
+    config = fs.Config(rounds=4, clients=10, local_steps=1, batch_size=512, device="cpu", engine="sequential")
     with pytest.raises(TooFewUpdates, match=r"round 3: 0 usable models of 4.*out of order"):
         fs.run(config, model=GoesBad, out=tmp_path / "run")
     directory = RunDirectory(tmp_path / "run")

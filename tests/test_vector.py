@@ -14,7 +14,7 @@ from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting
 from fedsieve.models import build
 from fedsieve.randomness import torch_draws
-from fedsieve.vector import Layout
+from fedsieve.vector import Layout, Vectors
 
 CASES = [("mlp", (1, 8, 8)), ("cnn", (1, 8, 8)), ("vgg11-bn", (3, 32, 32))]
 every_model = pytest.mark.parametrize(("name", "shape"), CASES)
@@ -184,3 +184,46 @@ def test_parameters_of_several_types_are_refused() -> None:
 def test_a_module_without_parameters_is_refused() -> None:
     with pytest.raises(InvalidSetting, match=r"^model: 'Flatten' is not allowed"):
         Layout.of(nn.Flatten())
+
+
+def test_what_is_not_trained_is_written_and_read_alone() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    module[0].weight.requires_grad_(False)
+    layout = Layout.of(module)
+    before = layout.read(module)
+    vector = before + torch.arange(float(layout.size))
+    layout.write_untrained(vector, module)
+    expected = torch.cat([before[: layout.parameters], vector[layout.parameters :]])
+    assert torch.equal(layout.read(module), expected)
+    read = torch.zeros(layout.size)
+    layout.read_untrained(module, read)
+    expected[: layout.parameters] = 0
+    assert torch.equal(read, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_copies_are_equal_and_apart(dtype: torch.dtype) -> None:
+    vectors, original = Vectors(), torch.randn(50).to(dtype)
+    copies = [vectors.copy(original) for _ in range(3)]
+    copies[0].zero_()
+    assert not copies[0].any()
+    assert all(torch.equal(copy, original) and copy.dtype == dtype for copy in copies[1:])
+
+
+def test_memory_is_taken_again_only_when_nobody_holds_it() -> None:
+    vectors = Vectors()
+    first = vectors.copy(torch.zeros(50))
+    view, address = first[10:20], first.data_ptr()
+    del first
+    second = vectors.copy(torch.ones(50))
+    assert not view.any() and second.data_ptr() != address
+    del view
+    third = vectors.copy(torch.full((50,), 2.0))
+    assert third.data_ptr() == address and third.eq(2).all() and second.eq(1).all()
+
+
+def test_copies_of_other_sizes_may_come() -> None:
+    vectors = Vectors()
+    vectors.copy(torch.zeros(50))
+    assert torch.equal(vectors.copy(torch.arange(7.0)), torch.arange(7.0))
+    assert torch.equal(vectors.copy(torch.arange(90.0)), torch.arange(90.0))

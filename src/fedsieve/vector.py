@@ -8,9 +8,15 @@ a few operations on one.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from weakref import finalize
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsieve.errors import InvalidSetting
@@ -58,16 +64,21 @@ class Layout:
 
     def write(self, vector: Tensor, module: nn.Module) -> None:
         """Give the module the state in `vector` [size]; whole-number buffers are rounded."""
-        tensors = dict(module.named_parameters()) | _buffers(module)
-        with torch.no_grad():
-            for piece in self.pieces:
-                values, tensor = vector[piece.start : piece.stop].view(piece.shape), tensors[piece.name]
-                tensor.copy_(values if tensor.is_floating_point() else values.round())
+        self._write(self.pieces, vector, module)
+
+    def write_untrained(self, vector: Tensor, module: nn.Module) -> None:
+        """Give the module the frozen parameters and buffers in `vector` [size], as `write` does."""
+        self._write(self._untrained, vector, module)
+
+    def read_untrained(self, module: nn.Module, vector: Tensor) -> None:
+        """Copy the module's frozen parameters and buffers to their places in `vector` [size]."""
+        for view, tensor in _side_by_side(self._untrained, vector, module):
+            view.copy_(tensor.detach())
 
     def bind(self, vector: Tensor, gradient: Tensor, module: nn.Module) -> None:
         """Make the module's parameters views of `vector` [size], their gradients views of `gradient` [parameters].
 
-        From then on a change of the vector is a change of the module. Buffers stay the module's own.
+        From then on a change of the vector is a change of the module. What is not trained stays the module's own.
         """
         tensors = dict(module.named_parameters())
         for piece in self.pieces:
@@ -80,6 +91,50 @@ class Layout:
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """The pieces of `vector` [size] by name, as views: what `torch.func.functional_call` takes."""
         return {piece.name: vector[piece.start : piece.stop].view(piece.shape) for piece in self.pieces}
+
+    @cached_property
+    def _untrained(self) -> tuple[Piece, ...]:
+        return tuple(piece for piece in self.pieces if piece.start >= self.parameters)
+
+    def _write(self, pieces: tuple[Piece, ...], vector: Tensor, module: nn.Module) -> None:
+        with torch.no_grad():
+            for view, tensor in _side_by_side(pieces, vector, module):
+                tensor.copy_(view if tensor.is_floating_point() else view.round())
+
+
+class Vectors:
+    """Memory for many vectors, taken again once nobody holds the vector that was in it.
+
+    A round's models are let go of before the next round's come. Asking the system for new memory each time takes as
+    long as a small model's training.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[Any]] = []
+
+    def copy(self, vector: Tensor) -> Tensor:
+        """A copy of `vector` [size]; one on a CPU lies in memory of this object."""
+        if vector.device.type != "cpu" or vector.dtype not in (torch.float32, torch.float64):
+            return vector.clone()
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(0)
+        if memory.nbytes != vector.nbytes:
+            memory = np.empty(vector.nbytes, dtype=np.uint8)
+        lent = memory.view()
+        # A tensor and all its views hold `lent`; when the last one goes, so does `lent`.
+        finalize(lent, self._free.append, memory).atexit = False
+        return torch.from_numpy(lent).view(vector.dtype).copy_(vector)
+
+
+def _side_by_side(pieces: tuple[Piece, ...], vector: Tensor, module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each piece of `vector` [size] and the module's tensor that it belongs to."""
+    if not pieces:
+        return
+    tensors = dict(module.named_parameters()) | _buffers(module)
+    for piece in pieces:
+        yield vector[piece.start : piece.stop].view(piece.shape), tensors[piece.name]
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsieve.clients.augmentation import crop_and_flip, draw_crops_and_flips
+from fedsieve.clients.channels_last import channels_last
+from fedsieve.clients.dense import DenseNetwork
 from fedsieve.clients.objective import Objective, Plain
 from fedsieve.clients.schedule import Schedule, constant
 from fedsieve.randomness import generator
-from fedsieve.vector import Layout
+from fedsieve.vector import Layout, Vectors
 
 
 @dataclass(frozen=True)
@@ -51,45 +53,102 @@ class LocalTraining:
             passes += 1
 
 
-def train(
-    module: nn.Module,
-    layout: Layout,
-    received: Tensor,
-    inputs: Tensor,
-    labels: Tensor,
-    settings: LocalTraining,
-    seed: int,
-    round: int,
-    client: int,
-) -> tuple[Tensor, float]:
-    """One client's local update: the trained model [size] and the mean loss over the examples it went through.
+class Trainer:
+    """Trains clients, one after the other, in `module`.
 
-    `received` [size] is the model it was sent, `inputs` [examples, ...] and `labels` [examples] its data. The module
-    is only scratch space. SGD is PyTorch's: v ← momentum · v + g + weight_decay · w, then w ← w - lr · v.
+    It takes the module over: from now on its trained parameters are views of the trainer's own vector. `vectors` is
+    where trained models are put; `images_channels_last` is how images lie in memory when the module sees them.
     """
-    layout.write(received, module)
-    model = received.clone()
-    weights, start = model[: layout.parameters], received[: layout.parameters]
-    gradient, velocity = torch.zeros_like(weights), torch.zeros_like(weights)
-    layout.bind(model, gradient, module)
-    augmentation = generator(seed, "augmentation", round, client)
-    lr = settings.lr * settings.schedule(round, settings.rounds)
-    total_loss, seen = torch.zeros((), dtype=torch.float64, device=model.device), 0
 
-    module.train()
-    for positions in settings.batches(len(labels), seed, round, client):
-        batch = torch.from_numpy(positions).to(inputs.device)
-        images = inputs[batch]
-        if settings.augment:
-            images = crop_and_flip(images, torch.from_numpy(draw_crops_and_flips(augmentation, len(batch))))
-        gradient.zero_()
-        loss = cross_entropy(module(images), labels[batch])
-        loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            settings.objective.add_gradient(gradient, weights, start)
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        settings: LocalTraining,
+        vectors: Vectors | None = None,
+        images_channels_last: bool = False,
+    ) -> None:
+        self.module = module
+        self._layout = layout
+        self._settings = settings
+        self._vectors = vectors or Vectors()
+        self._channels_last = images_channels_last
+        self._model = layout.read(module)
+        self._weights = self._model[: layout.parameters]
+        self._gradient = torch.zeros_like(self._weights)
+        # Without momentum the velocity is the gradient.
+        self._velocity = torch.zeros_like(self._weights) if settings.momentum else self._gradient
+        layout.bind(self._model, self._gradient, module)
+        self._dense = DenseNetwork.of(module)
+
+    @torch.no_grad()
+    def train(
+        self,
+        received: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        seed: int,
+        round: int,
+        client: int,
+        batches: Iterable[NDArray[np.int64]] | None = None,
+    ) -> tuple[Tensor, float]:
+        """One client's local update: the trained model [size] and the mean loss over the examples it went through.
+
+        `received` [size] is the model it was sent, `inputs` [examples, ...] and `labels` [examples] its data. The
+        settings' `batches` are drawn here unless they have been already. SGD is PyTorch's:
+        v ← momentum · v + g + weight_decay · w, then w ← w - lr · v.
+        """
+        settings = self._settings
+        start = received[: self._layout.parameters]
+        self._model.copy_(received)
+        self._layout.write_untrained(received, self.module)
+        if settings.momentum:
+            self._velocity.zero_()
+        lr = settings.lr * settings.schedule(round, settings.rounds)
+        augmentation = generator(seed, "augmentation", round, client) if settings.augment else None
+        losses, counts = [], []
+
+        if self._dense is None:  # whose layers do the same in training
+            self.module.train()
+        for positions in batches or settings.batches(len(labels), seed, round, client):
+            batch = torch.from_numpy(positions)
+            if inputs.device.type != "cpu":
+                batch = batch.to(inputs.device)
+            images = inputs.index_select(0, batch)
+            if augmentation is not None:
+                images = crop_and_flip(images, torch.from_numpy(draw_crops_and_flips(augmentation, len(positions))))
+            losses.append(self._backward(images, labels.index_select(0, batch)))
+            counts.append(len(positions))
+            self._descend(lr, start)
+        self._layout.read_untrained(self.module, self._model)
+        return self._vectors.copy(self._model), _mean_loss(losses, counts)
+
+    def _backward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss [] of a batch; its gradient is then in `self._gradient`."""
+        if self._dense is not None and self._dense.takes(images):
+            return self._dense.backward(images, labels)
+        if self._channels_last:
+            images = channels_last(images)
+        self._gradient.zero_()
+        with torch.enable_grad():
+            loss = cross_entropy(self.module(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _descend(self, lr: float, start: Tensor) -> None:
+        settings, weights, gradient = self._settings, self._weights, self._gradient
+        settings.objective.add_gradient(gradient, weights, start)
+        if settings.weight_decay:
             gradient.add_(weights, alpha=settings.weight_decay)
-            velocity.mul_(settings.momentum).add_(gradient)
-            weights.add_(velocity, alpha=-lr)
-        total_loss += loss.detach() * len(batch)
-        seen += len(batch)
-    return layout.read(module), float(total_loss) / max(seen, 1)
+        if settings.momentum:
+            self._velocity.mul_(settings.momentum).add_(gradient)
+        weights.add_(self._velocity, alpha=-lr)
+
+
+def _mean_loss(losses: list[Tensor], counts: list[int]) -> float:
+    """The mean over examples of batches' mean losses, given how many examples each had."""
+    total = 0.0
+    for loss, count in zip(losses, counts, strict=True):
+        sum_of_batch = loss.item() * count
+        total += float(np.float32(sum_of_batch)) if loss.dtype == torch.float32 else sum_of_batch
+    return total / max(sum(counts), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from threading import Lock
 from typing import Literal
 
 import numpy as np
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedsieve.clients import LocalTraining, train
+from fedsieve.clients import LocalTraining, Trainer, channels_last, gains_from_channels_last
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Engine, Update
 from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.randomness import torch_draws
-from fedsieve.vector import Layout
+from fedsieve.vector import Layout, Vectors
 
 
 class SequentialEngine(Engine):
@@ -29,6 +30,7 @@ class SequentialEngine(Engine):
     """
 
     evaluation_batch = 500
+    evaluation_batch_of_convolutions = 100  # on a CPU, whose cache and memory their outputs would fill
 
     def __init__(
         self,
@@ -53,6 +55,11 @@ class SequentialEngine(Engine):
         self.layout = Layout.of(self.module)
         self._initial = self.layout.read(self.module)
         self.module.to(self.device)
+        self._channels_last = self.device.type == "cpu" and gains_from_channels_last(self.module, dataset.input_shape)
+        if self.device.type == "cpu" and any(isinstance(layer, nn.Conv2d) for layer in self.module.modules()):
+            self.evaluation_batch = self.evaluation_batch_of_convolutions
+        self._vectors = Vectors()
+        self._trainer = self._new_trainer(self.module)
 
     def initial_model(self) -> Tensor:
         """The freshly built module's state."""
@@ -60,20 +67,31 @@ class SequentialEngine(Engine):
 
     def train(self, model: Tensor, clients: Sequence[int], round: int) -> list[Update]:
         """One client after the other; an exception becomes that client's error."""
+        updates = []
         with single_thread(), self._arithmetic():
-            return [self._train_one(model, client, round) for client in clients]
+            for client in clients:
+                with torch_draws(self.seed, "local draws", round, client, self.device):
+                    updates.append(self._train_one(self._trainer, model, client, round))
+        return updates
 
-    def _train_one(self, model: Tensor, client: int, round: int) -> Update:
+    def _train_one(
+        self,
+        trainer: Trainer,
+        model: Tensor,
+        client: int,
+        round: int,
+        batches: Sequence[NDArray[np.int64]] | None = None,
+    ) -> Update:
         began = time.perf_counter()
         try:
             inputs, labels = self._examples("train", np.sort(self.partition[client]))
-            with torch_draws(self.seed, "local draws", round, client, self.device):
-                trained, loss = train(
-                    self.module, self.layout, model, inputs, labels, self.settings, self.seed, round, client
-                )
+            trained, loss = trainer.train(model, inputs, labels, self.seed, round, client, batches)
         except Exception as error:
             return Update(client, None, seconds=time.perf_counter() - began, error=one_line(error))
         return Update(client, trained, loss, time.perf_counter() - began)
+
+    def _new_trainer(self, module: nn.Module) -> Trainer:
+        return Trainer(module, self.layout, self.settings, self._vectors, self._channels_last)
 
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
         """A forward pass in batches, batch norm with its running statistics."""
@@ -84,7 +102,7 @@ class SequentialEngine(Engine):
             for model in models:
                 self.layout.write(model, self.module)
                 for start in range(0, len(places), self.evaluation_batch):
-                    inputs, _ = self._examples(data, places[start : start + self.evaluation_batch])
+                    inputs = self._evaluation_inputs(data, places[start : start + self.evaluation_batch])
                     outputs.append(self.module(inputs).to(self.layout.dtype))
         return torch.cat(outputs).view(len(models), len(places), -1)
 
@@ -118,6 +136,11 @@ class SequentialEngine(Engine):
     def _places(self, data: Literal["validation", "test"]) -> NDArray[np.int64]:
         return np.arange(len(self.dataset.test_labels)) if data == "test" else self.validation
 
+    def _evaluation_inputs(self, data: Literal["validation", "test"], places: NDArray[np.int64]) -> Tensor:
+        """Inputs [examples, ...] of a forward pass."""
+        inputs, _ = self._examples(data, places)
+        return channels_last(inputs) if self._channels_last else inputs
+
     def _examples(
         self, data: Literal["train", "validation", "test"], places: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
@@ -136,12 +159,27 @@ def one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
+_counting = Lock()
+_inside = 0
+_threads_outside = 1
+
+
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """Inside, PyTorch uses one thread: small models are faster so, and results don't depend on the number of cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Inside, PyTorch uses one thread: small models are faster so, and results don't depend on the number of cores.
+
+    PyTorch's setting is global: of several runs in one process, the last one to leave puts it back.
+    """
+    global _inside, _threads_outside
+    with _counting:
+        if _inside == 0:
+            _threads_outside = torch.get_num_threads()
+        _inside += 1
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        with _counting:
+            _inside -= 1
+            if _inside == 0:
+                torch.set_num_threads(_threads_outside)
