@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsieve import cli
+from fedsieve.stopwatch import PHASES
 
 QUICK = ["--rounds", "2", "--clients", "8", "--local-epochs", "1", "--device", "cpu"]
 
@@ -92,6 +93,10 @@ def test_resume_needs_only_the_folder(typed: Typed) -> None:
         ("run --config nothing.yaml", "nothing.yaml"),
         ("run --dataset cifar10 --data-dir nowhere", "fedsieve data fetch cifar10"),
         ("run --device cuda:99", "cuda:99"),
+        ("run --device cpu --precision bf16", "precision: 'bf16' is not allowed; use fp32 where the device is cpu"),
+        ("run --device cpu --engine lanes", "engine: 'lanes' is not allowed; use auto, workers or sequential where"),
+        ("run --workers 0", "workers: 0 is not allowed; use a whole number of at least 1"),
+        ("compare --at-once 0", "at_once: 0 is not allowed; use 1 to 3"),
         ("compare --algorithms fedavg,nothing", "algorithm: 'nothing'"),
         ("compare --algorithms fedavg,fedavg", "algorithms: 'fedavg,fedavg'"),
         ("compare --seeds 0", "seeds: 0"),
@@ -148,6 +153,16 @@ def test_compare_prints_the_table_and_draws_the_pictures(typed: Typed, tmp_path:
     assert again["algorithms"] == record["algorithms"]  # read, not run again
     status, _, said = typed(*words, "--lr", "7")
     assert status == 2 and said.startswith("error: lr: 7.0")
+
+
+def test_profile_shows_where_the_time_goes(typed: Typed, tmp_path: Path) -> None:
+    status, printed, _ = typed("run", *QUICK, "--out", "here", "--profile")
+    assert status == 0
+    for phase in PHASES:
+        assert f"│ {phase} " in printed
+    assert len(json.loads((tmp_path / "here" / "profile.json").read_text())) == 2
+    _, printed, _ = typed("run", "--out", "here", "--resume", "--profile")
+    assert "nothing to profile" in printed
 
 
 def test_data_list_and_show(typed: Typed, tmp_path: Path) -> None:

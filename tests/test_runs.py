@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 
 import fedsieve as fs
 from fedsieve import data
-from fedsieve.runs import Spread, assemble, compare, rounds_to, summarise
+from fedsieve.runs import RunDirectory, Spread, assemble, compare, rounds_to, summarise
+from fedsieve.stopwatch import PHASES
+from fedsieve.vector import Layout
 
 QUICK: dict[str, Any] = {"rounds": 3, "clients": 10, "local_epochs": 1, "device": "cpu"}
 
@@ -178,3 +181,70 @@ def test_rounds_to_a_target_count_from_one() -> None:
     assert rounds_to(0.5, [0.1, 0.5, 0.4, 0.9]) == 2
     assert rounds_to(0.95, [0.1, 0.5]) is None
     assert Spread.of([2.0]) == Spread(2.0, 0.0)
+
+
+def test_runs_at_the_same_time_are_those_one_after_the_other(tmp_path: Path) -> None:
+    config = fs.Config(**QUICK)
+    seen: list[tuple[str, int]] = []
+
+    class Watch(fs.Callback):
+        inside = 0
+
+        def on_round(self, row: Mapping[str, Any]) -> None:
+            assert self.inside == 0, "two runs at once in a callback"
+            self.inside += 1
+            time.sleep(0.001)
+            self.inside -= 1
+            seen.append((str(row["sampled"]), row["round"]))
+
+    alone = compare(config, ["fedca", "fedcm-ucb"], 2, tmp_path / "alone")
+    together = compare(config, ["fedca", "fedcm-ucb"], 2, tmp_path / "together", [Watch()], at_once=3)
+    assert len(seen) == 12
+    for name, histories in alone.items():
+        for one, other in zip(histories, together[name], strict=True):
+            assert one.config == other.config
+            assert one.model is not None and other.model is not None and torch.equal(one.model, other.model)
+            assert one.accuracy == other.accuracy
+
+
+def test_an_error_in_one_run_stops_those_beside_it(tmp_path: Path) -> None:
+    rounds = []
+
+    class Fails(fs.Callback):
+        def on_round(self, row: Mapping[str, Any]) -> None:
+            rounds.append(row["round"])
+            if len(rounds) == 4:
+                raise RuntimeError("enough")
+
+    config = fs.Config(**QUICK | {"rounds": 500})
+    with pytest.raises(RuntimeError, match="enough"):
+        compare(config, ["fedca", "fedpdp", "fedcm-ts"], 2, tmp_path, [Fails()], at_once=2)
+    assert len(rounds) < 50
+    assert not list(tmp_path.glob("*/*/summary.json"))
+
+
+def test_a_profile_accounts_for_a_round(tmp_path: Path) -> None:
+    history = fs.run(fs.Config(algorithm="fedca", **QUICK), out=tmp_path)
+    assert [list(round) for round in history.profile] == [list(PHASES)] * 3
+    for row, phases in zip(history.rows, history.profile, strict=True):
+        assert all(seconds > 0 for seconds in phases.values())
+        played = sum(phases.values()) - phases["write"]
+        assert 0.5 * row["seconds"] < played <= row["seconds"] + 0.01
+    assert fs.run(fs.Config(algorithm="fedca", **QUICK), out=tmp_path, resume=True).profile == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_checkpoints_are_safetensors_whatever_the_model_is_made_of(dtype: torch.dtype, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(dtype)
+    layout = Layout.of(module)
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(fs.Config())
+    directory.append({"round": 1})
+    directory.save(1, layout.read(module), layout, {"state": [1]})
+    saved = load_file(tmp_path / "run" / "checkpoints" / "round-000001.safetensors")
+    for name, tensor in module.state_dict().items():
+        assert saved[name].dtype == dtype and torch.equal(saved[name], tensor.to(dtype))
+    checkpoint, _ = directory.latest()
+    assert checkpoint is not None and torch.equal(checkpoint.model(layout), layout.read(module))

@@ -927,8 +927,6 @@ def test_scoring_by_weights_says_what_it_did_too(score: Score) -> None:
 
 # On the GPU
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def on_cuda(case: Round) -> Candidates:
     here = case.candidates()
@@ -936,7 +934,7 @@ def on_cuda(case: Round) -> Candidates:
     return Candidates(here.logits.cuda(), here.labels.cuda(), here.weights.cuda(), here.counts.cuda())
 
 
-@needs_cuda
+@pytest.mark.cuda
 @both_scores
 @pytest.mark.parametrize("search", ["auto", "exhaustive", "branch-and-bound"])
 @pytest.mark.parametrize("models", [1, 8, 14])
@@ -950,7 +948,7 @@ def test_exact_results_on_cuda_are_those_on_the_cpu(models: int, search: Search,
         assert (there.kept, there.looked_at) == (here.kept, here.looked_at)
 
 
-@needs_cuda
+@pytest.mark.cuda
 @both_scores
 def test_exhaustive_search_of_many_models_on_cuda_is_brute_force(score: Score) -> None:
     """More models than the byte codes hold at once there."""
@@ -959,7 +957,7 @@ def test_exhaustive_search_of_many_models_on_cuda_is_brute_force(score: Score) -
     assert there.score == pytest.approx(table(case, score).max(), abs=TIE)
 
 
-@needs_cuda
+@pytest.mark.cuda
 @both_scores
 @pytest.mark.parametrize("models", [1, 8, 40])
 def test_beam_search_on_cuda_is_as_good_as_on_the_cpu(models: int, score: Score) -> None:
@@ -972,7 +970,7 @@ def test_beam_search_on_cuda_is_as_good_as_on_the_cpu(models: int, score: Score)
     assert CombinatorialFilter(score, search="beam").select(on_cuda(case)) == there
 
 
-@needs_cuda
+@pytest.mark.cuda
 @both_scores
 def test_spoilt_models_are_left_out_on_cuda(score: Score) -> None:
     case = a_round(6, seed=14)
@@ -983,7 +981,7 @@ def test_spoilt_models_are_left_out_on_cuda(score: Score) -> None:
     assert there.score == pytest.approx(here.score, abs=TIE)
 
 
-@needs_cuda
+@pytest.mark.cuda
 @given(case=rounds(kinds=WITH_TIES))
 @cases(100)
 def test_ties_are_settled_on_cuda_as_on_the_cpu(case: Round) -> None:
@@ -994,7 +992,7 @@ def test_ties_are_settled_on_cuda_as_on_the_cpu(case: Round) -> None:
         assert there.score == pytest.approx(here.score, abs=TIE)
 
 
-@needs_cuda
+@pytest.mark.cuda
 def test_work_stays_on_the_device_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor made on the way is on the device, and what comes back to the CPU is small."""
     case = a_round(12, examples=4000, classes=10, seed=15)

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from fedsieve.averaging import Coefficients, Kept, Scheme, combine
 from fedsieve.engines import Engine, Update
+from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
 from fedsieve.sampling import ClientSampler, Feedback
+from fedsieve.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -69,19 +71,25 @@ class Federation:
         self.averaging = averaging
         self.min_updates = min_updates
         self.model = engine.initial_model()
+        self.stopwatch = Stopwatch(self.model.device)
         sampler.begin(seed, self.clients, self.weights)
 
     def play(self, round: int) -> Round:
         """One round of Algorithm 1 (rounds count from 1); afterwards `model` is the new global model."""
         began = time.perf_counter()
-        sampled = [int(client) for client in self.sampler.sample(round, self.clients, self.per_round)]
+        self.stopwatch.next_round()
+        phase = self.stopwatch.phase
+        with phase("sample"):
+            sampled = [int(client) for client in self.sampler.sample(round, self.clients, self.per_round)]
         drawn = Counter(sampled)
         if strangers := set(drawn).difference(self.clients[np.isin(self.clients, sampled)].tolist()):
             raise InvalidSetting("sampled", min(strangers), f"ids of clients, from {type(self.sampler).__name__}")
 
-        updates = self.engine.train(self.model, sorted(drawn), round)
-        updates, models, excluded = self._usable(updates, drawn)
-        logits, updates, models = self._score(updates, models, excluded)
+        with phase("train"):
+            updates = self.engine.train(self.model, sorted(drawn), round)
+        with phase("score"), single_thread():
+            updates, models, excluded = self._usable(updates, drawn)
+            logits, updates, models = self._score(updates, models, excluded)
         if len(updates) < self.min_updates:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(excluded.items())[:3])
             raise TooFewUpdates(
@@ -89,16 +97,19 @@ class Federation:
                 f"at least {self.min_updates} needed ({reasons})"
             )
 
-        selection = self.filter.select(self._candidates(updates, models, logits, drawn))
+        with phase("search"):
+            selection = self.filter.select(self._candidates(updates, models, logits, drawn))
         kept = [updates[position] for position in selection.kept]
-        coefficients = self._coefficients(kept, selection, drawn)
-        self.model = combine(self.model, [models[position] for position in selection.kept], coefficients)
+        with phase("average"), single_thread():
+            coefficients = self._coefficients(kept, selection, drawn)
+            self.model = combine(self.model, [models[position] for position in selection.kept], coefficients)
 
         losses = {update.client: update.loss for update in updates}
         kept_ids = [update.client for update in kept]
-        self.sampler.observe(
-            Feedback(round, sampled, kept_ids, losses, {update.client: update.seconds for update in updates})
-        )
+        with phase("sample"):
+            self.sampler.observe(
+                Feedback(round, sampled, kept_ids, losses, {update.client: update.seconds for update in updates})
+            )
         return Round(
             round=round,
             sampled=sampled,

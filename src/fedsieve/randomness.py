@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+_global_generators = RLock()
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
@@ -36,12 +39,15 @@ def keys(seed: int, purpose: str, round: int, clients: NDArray[np.int64]) -> NDA
 def torch_draws(
     seed: int, purpose: str, round: int = 0, client: int = 0, device: torch.device | None = None
 ) -> Iterator[None]:
-    """Inside, PyTorch's own draws (initialisation, dropout) depend on the arguments alone; outside, nothing changed."""
+    """Inside, PyTorch's own draws (initialisation, dropout) depend on the arguments alone; outside, nothing changed.
+
+    PyTorch's generators are global: threads that come here at the same time wait for each other.
+    """
     source = torch.Generator()
     state = int(generator(seed, purpose, round, client).integers(2**63))
     source.manual_seed(state)
     gpu = device if device is not None and device.type == "cuda" else None
-    with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
+    with _global_generators, torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
         torch.default_generator.set_state(source.get_state())
         if gpu is not None:
             torch.cuda.default_generators[gpu.index or 0].manual_seed(state)

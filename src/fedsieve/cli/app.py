@@ -63,6 +63,9 @@ def run_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the run in --out after a crash or a kill")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="show where the time of a round goes; numbers also in profile.json")
+    ] = False,
 ) -> None:
     """Run one experiment and write it to a run directory.
 
@@ -81,6 +84,13 @@ def run_command(
         f"final {100 * summary['final_accuracy']:.1f} %, best {100 * summary['best_accuracy']:.1f} %, "
         f"mean of the last 10 {100 * summary['mean_last_10']:.1f} %, {summary['duration']:.1f} s\n{place}"
     )
+    if profile and history.profile:
+        from fedsieve.report.tables import profile_table
+
+        Console(width=None if Console().is_terminal else 120).print(profile_table(history.profile))
+        write_whole(place / "profile.json", (json.dumps(history.profile, indent=2) + "\n").encode())
+    elif profile:
+        print("nothing to profile: the run was finished before")
 
 
 def compare_command(
@@ -92,6 +102,9 @@ def compare_command(
     out: Annotated[Path, typer.Option(metavar="DIR", help="where runs, table and pictures are written")] = Path(
         "runs/compare"
     ),
+    at_once: Annotated[
+        int | None, typer.Option(help="runs that share a GPU at a time, 1 to 3 (default: 2 there, 1 on a CPU)")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds: a table, accuracy curves with bands, and who was sampled and kept.
@@ -105,7 +118,7 @@ def compare_command(
     config = settings.config()
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     with RunProgress(len(grid(config, names, seeds)) * config.rounds) as progress:
-        histories = compare(config, names, seeds, out, [progress])
+        histories = compare(config, names, seeds, out, [progress], at_once)
     lines = summarise(histories)
     if not lines:
         raise InvalidSetting("algorithms", algorithms, "algorithms of which at least one run finishes")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,16 +126,23 @@ DATASETS: Final[Mapping[str, CatalogueEntry]] = {
 }
 
 
+_open: WeakValueDictionary[Path, Dataset] = WeakValueDictionary()  # runs at the same time share what they read
+
+
 def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
     """The data set `name`; one that was fetched is memory-mapped from `folder`, else `data_folder()`."""
     entry = entry_of(name)
     if entry.bundled:
         return _digits()
+    place = data_folder(folder).absolute() / name
+    if (dataset := _open.get(place)) is not None:
+        return dataset
     arrays = stored_arrays(name, folder)
     try:
-        return Dataset(name, **arrays, classes=entry.classes, mean=entry.mean, std=entry.std)
+        dataset = Dataset(name, **arrays, classes=entry.classes, mean=entry.mean, std=entry.std)
     except InvalidSetting as error:
         raise _damaged(name, data_folder(folder), str(error)) from error
+    return _open.setdefault(place, dataset)
 
 
 def is_fetched(name: str, folder: str | os.PathLike[str] | None = None) -> bool:

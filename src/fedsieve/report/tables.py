@@ -37,6 +37,42 @@ def comparison_table(lines: Sequence[Line]) -> Table:
     return table
 
 
+PHASE_MEANINGS = {
+    "sample": "choose clients, and learn from what was kept",
+    "train": "the clients' local training",
+    "score": "check the models, their outputs on validation data",
+    "search": "which models to believe",
+    "average": "one model out of those kept",
+    "evaluate": "the new model on test data",
+    "write": "the round's row and checkpoint",
+}
+
+
+def profile_table(rounds: Sequence[Mapping[str, float]]) -> Table:
+    """Where the time of rounds went: the first one, which warms up, and the mean of those after it."""
+    later = rounds[1:] or rounds
+    means = {phase: sum(round[phase] for round in later) / len(later) for phase in PHASE_MEANINGS}
+    total = sum(means.values()) or 1.0
+    table = Table(
+        title=f"Milliseconds of a round (first, and mean of {len(later)})" if rounds[1:] else "Milliseconds of a round",
+        title_justify="left",
+        header_style="bold",
+        show_footer=True,
+    )
+    table.add_column("Phase", "all")
+    table.add_column("First", f"{1000 * sum(rounds[0].values()):,.1f}", justify="right")
+    table.add_column("Mean", f"{1000 * sum(means.values()):,.1f}", justify="right")
+    table.add_column("Share", "100 %", justify="right")
+    table.add_column("", min_width=20, no_wrap=True)
+    table.add_column("What")
+    for phase, meaning in PHASE_MEANINGS.items():
+        share = means[phase] / total
+        bar = "█" * round(20 * share) or ("▏" if share else "")
+        numbers = (f"{1000 * rounds[0][phase]:,.1f}", f"{1000 * means[phase]:,.1f}", f"{100 * share:.0f} %")
+        table.add_row(phase, *numbers, bar, meaning)
+    return table
+
+
 def algorithms_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The paper's Table 1, from the code."""
     table = Table(header_style="bold", title="Algorithms (Table 1 of the paper, from the code)", title_justify="left")

@@ -143,6 +143,11 @@ class Config(BaseModel):
             refresh=self.refresh,  # type: ignore[arg-type]
         )
 
+    @property
+    def arithmetic(self) -> Precision:
+        """What a GPU computes with."""
+        return self.precision  # type: ignore[return-value] # checked against NAMES
+
     def local_training(self, objective: Objective) -> LocalTraining:
         """The settings of a client's training."""
         return LocalTraining(

@@ -20,7 +20,6 @@ from fedsieve.averaging import Scheme
 from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset
 from fedsieve.engines import Engine, LanesEngine, SequentialEngine, WorkersEngine
-from fedsieve.engines.precision import Precision
 from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
@@ -38,12 +37,16 @@ log = logging.getLogger("fedsieve")
 
 @dataclass(frozen=True)
 class History:
-    """What a run left: its rows (as in `metrics.jsonl`), its summary and its final model [size]."""
+    """What a run left: its rows (as in `metrics.jsonl`), its summary and its final model [size].
+
+    `profile` has the seconds of each phase of the rounds that were played now, not read.
+    """
 
     config: Config
     rows: list[dict[str, Any]]
     summary: dict[str, Any]
     model: Tensor | None = field(default=None, repr=False)
+    profile: list[dict[str, float]] = field(default_factory=list, repr=False)
 
     @property
     def accuracy(self) -> list[float]:
@@ -104,11 +107,13 @@ def run(
         for number in range(len(rows) + 1, config.rounds + 1):
             began = time.perf_counter()
             played = federation.play(number)
-            row = _row(played, engine, federation.model, began)
+            with federation.stopwatch.phase("evaluate"):
+                row = _row(played, engine, federation.model, began)
             rows.append(row)
             if directory is not None:
-                directory.append(row)
-                directory.save(number, federation.model, engine.layout, federation.sampler.state_dict())
+                with federation.stopwatch.phase("write"):
+                    directory.append(row)
+                    directory.save(number, federation.model, engine.layout, federation.sampler.state_dict())
             for callback in callbacks:
                 callback.on_round(row)
     finally:
@@ -119,7 +124,7 @@ def run(
         directory.finish(summary)
     for callback in callbacks:
         callback.on_end(summary)
-    return History(config, rows, summary, federation.model)
+    return History(config, rows, summary, federation.model, federation.stopwatch.rounds)
 
 
 def load(path: Path | str) -> History:
@@ -197,15 +202,14 @@ def _engine(
         raise InvalidSetting("engine", name, f"auto, {fitting} or sequential where the device is {device.type}")
     if device.type == "cpu" and config.precision != "fp32":
         raise InvalidSetting("precision", config.precision, "fp32 where the device is cpu")
-    precision: Precision = config.precision  # type: ignore[assignment] # checked against NAMES
     common = (build, dataset, partition, validation, settings, config.seed)
     engine: SequentialEngine
     if name == "lanes":
-        engine = LanesEngine(*common, device, precision)
+        engine = LanesEngine(*common, device, config.arithmetic)
     elif name == "workers":
         engine = WorkersEngine(*common, config.workers)
     else:
-        engine = SequentialEngine(*common, device, precision)
+        engine = SequentialEngine(*common, device, config.arithmetic)
     models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)
     return engine
 

@@ -1,0 +1,32 @@
+"""CUDA streams that nobody else has.
+
+PyTorch hands out 32 streams in turns, so that the 33rd one asked for is the first again. Work that another thread puts
+on a stream while a graph is captured on it would become part of the graph. So these are taken once, and lent.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import torch
+
+LANES = 8  # measured on an H200: 4 to 8 lanes fill it, more bring nothing
+RUNS_AT_ONCE = 3  # each with its lanes and a stream of its own: 27 of PyTorch's 32
+
+_lending = Lock()
+_free: dict[torch.device, list[torch.cuda.Stream]] = {}
+
+
+def borrow(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream of one's own, until it is given back; None when all are lent."""
+    with _lending:
+        if device not in _free:
+            count = RUNS_AT_ONCE * (LANES + 1)
+            _free[device] = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
+        return _free[device].pop() if _free[device] else None
+
+
+def give_back(device: torch.device, stream: torch.cuda.Stream) -> None:
+    """Let others have a stream that was borrowed."""
+    with _lending:
+        _free[device].append(stream)

@@ -1,0 +1,252 @@
+"""Clients side by side on a GPU: the same results as one after the other."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedsieve as fs
+from fedsieve.clients import LocalTraining, draw_crops_and_flips
+from fedsieve.data import Dataset
+from fedsieve.engines import Engine, LanesEngine, SequentialEngine
+from fedsieve.engines.lanes import Plan, pack
+from fedsieve.randomness import generator
+from fedsieve.runs import assemble, compare
+
+
+def images(count: int = 600, size: int = 32) -> Dataset:
+    random = np.random.default_rng(0)
+    labels = random.integers(10, size=count)
+    shades = random.integers(256, size=(10, size, size, 3))
+    noise = random.integers(256, size=(count, size, size, 3))
+    pixels = ((shades[labels] + noise) // 2).astype(np.uint8)
+    half = (0.5, 0.5, 0.5)
+    return Dataset.from_arrays(pixels, labels, pixels[:100], labels[:100], classes=10, mean=half, std=half)
+
+
+def config(**settings: Any) -> fs.Config:
+    chosen = {
+        "algorithm": "fedca",
+        "model": "cnn",
+        "heterogeneity": "client",
+        "alpha": 0.5,
+        "clients": 12,
+        "ratio": 1.0,
+        "local_epochs": 2,
+        "batch_size": 16,
+        "validation_per_class": 5,
+        "augment": True,
+        "rounds": 3,
+        "seed": 3,
+    }
+    return fs.Config(**chosen | settings)
+
+
+@given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 9))
+def test_packing_gives_every_client_one_lane_and_no_lane_much_more_than_it_must(steps: list[int], lanes: int) -> None:
+    spread = pack(steps, lanes)
+    assert len(spread) == lanes
+    assert sorted(place for lane in spread for place in lane) == list(range(len(steps)))
+    longest = max(sum(steps[place] for place in lane) for lane in spread)
+    least = max(max(steps, default=0), -(-sum(steps) // lanes))  # no packing is shorter
+    assert longest <= 4 / 3 * least + 1  # Graham (1969): longest first is within 4/3 of the best
+
+
+@given(
+    st.integers(1, 50), st.integers(1, 20), st.integers(1, 3), st.none() | st.integers(1, 12), st.booleans(), st.data()
+)
+def test_a_plan_holds_the_batches_and_draws_of_the_reference(
+    examples: int, batch: int, epochs: int, steps: int | None, augment: bool, data: st.DataObject
+) -> None:
+    settings = LocalTraining(batch_size=batch, epochs=epochs, steps=steps, augment=augment)
+    held = np.sort(np.random.default_rng(examples).permutation(1000)[:examples])
+    plan = Plan(settings, data.draw(st.permutations(held.tolist()).map(np.array)), seed=1, round=2, client=7)
+    expected = list(settings.batches(examples, 1, 2, 7))
+    random = generator(1, "augmentation", 2, 7)
+    assert plan.steps == len(expected) and plan.counts.tolist() == [len(positions) for positions in expected]
+    planned, draws = plan.batches(0, plan.steps)
+    for step, positions in enumerate(expected):
+        assert planned[step, : len(positions)].tolist() == held[positions].tolist()
+        assert np.isin(planned[step], held).all()  # what a batch is filled up with is data too
+        if augment:
+            assert draws is not None
+            assert np.array_equal(draws[step, : len(positions)], draw_crops_and_flips(random, len(positions)))
+
+
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(128, 10),
+        )
+
+
+class PartlyFrozen(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10))
+        self[0].weight.requires_grad = False
+        self.never_used = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+def both(settings: fs.Config, **parts: Any) -> tuple[list[fs.engines.Update], list[fs.engines.Update]]:
+    """The updates of one round in lanes, and one after the other on the same GPU."""
+    updates = []
+    for kind in ("lanes", "sequential"):
+        placed = settings.model_copy(update={"engine": kind, "device": "cuda"})
+        federation, engine = assemble(placed, dataset=images(), **parts)
+        assert isinstance(engine, LanesEngine if kind == "lanes" else SequentialEngine)
+        updates.append(list(engine.train(engine.initial_model(), federation.clients.tolist(), round=2)))
+        assert not getattr(engine, "_given_up", False)
+    return updates[0], updates[1]
+
+
+def agree(ours: list[fs.engines.Update], theirs: list[fs.engines.Update]) -> None:
+    """To rounding, for rounds of few or small steps; in others any change in the last place grows beyond it."""
+    assert [update.client for update in ours] == [update.client for update in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.error is None and other.error is None and one.model is not None and other.model is not None
+        assert float((one.model - other.model).norm() / other.model.norm()) < 1e-4
+        assert one.loss == pytest.approx(other.loss, rel=1e-3, abs=1e-5)
+        assert one.seconds > 0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": "vgg11"},
+        {"model": "vgg11", "lr": 0.002, "heterogeneity": "class"},
+        {"algorithm": "fedprox", "mu": 1.0},
+        {"momentum": 0.0, "weight_decay": 0.0, "augment": False},
+        {"momentum": 0.5, "weight_decay": 0.1, "schedule": "cosine"},
+        {"local_steps": 7},
+        {"batch_size": 200},
+        {"model": "mlp", "augment": False},
+        {"clients": 3, "lr": 0.002},
+    ],
+)
+def test_lanes_train_as_the_reference_does(changes: dict[str, Any]) -> None:
+    agree(*both(config(**changes)))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("model", [Normed, PartlyFrozen])
+def test_batch_norm_and_frozen_parameters_in_lanes(model: type[nn.Module]) -> None:
+    ours, theirs = both(config(), model=model)
+    agree(ours, theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.model is not None and other.model is not None
+        if model is Normed:
+            assert one.model[-1] == other.model[-1] > 0  # batches counted
+
+
+@pytest.mark.cuda
+def test_lanes_agree_with_the_reference_on_the_cpu() -> None:
+    here, there = config(engine="sequential", device="cpu"), config(device="cuda")
+    engines: list[Engine] = [assemble(one, dataset=images())[1] for one in (here, there)]
+    reference = engines[0].train(engines[0].initial_model(), list(range(12)), round=1)
+    updates = engines[1].train(engines[1].initial_model(), list(range(12)), round=1)
+    on_cpu = [fs.engines.Update(u.client, u.model.cpu(), u.loss, u.seconds) for u in updates if u.model is not None]
+    agree(on_cpu, list(reference))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_the_same_run_twice_gives_the_same_numbers(precision: str) -> None:
+    settings = config(model="vgg11", precision=precision, device="cuda", ratio=0.5)
+    first, second = (fs.run(settings, dataset=images()) for _ in range(2))
+    assert first.model is not None and second.model is not None
+    assert torch.equal(first.model, second.model)
+    assert [row["kept"] for row in first.rows] == [row["kept"] for row in second.rows]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_coarser_numbers_learn_nearly_the_same(precision: str) -> None:
+    exact, coarse = (
+        assemble(config(model="vgg11", precision=kind, device="cuda"), dataset=images())[1]
+        for kind in ("fp32", precision)
+    )
+    start = exact.initial_model()
+    for one, other in zip(exact.train(start, [0, 1, 2], 1), coarse.train(start, [0, 1, 2], 1), strict=True):
+        assert one.model is not None and other.model is not None
+        change = float((one.model - other.model).norm() / (one.model - start).norm())
+        assert 0 < change < 0.2
+    logits = [engine.logits([start, 2 * start], "test") for engine in (exact, coarse)]
+    assert logits[0].shape == (2, 100, 10) and logits[1].dtype == torch.float32
+    assert float((logits[0] - logits[1]).norm() / logits[0].norm()) < 0.05
+
+
+class Forgetful(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3072, 10))
+
+
+class Hesitant(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(3072, 10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
+        return outputs * (2 if outputs.max().item() > 1e6 else 1)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("model", "reason"), [(Forgetful, "it draws random numbers"), (Hesitant, "captur")])
+def test_a_model_that_cannot_be_captured_is_trained_all_the_same(
+    model: type[nn.Module], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines = [
+        assemble(config(engine=kind, device="cuda"), dataset=images(), model=model)[1]
+        for kind in ("lanes", "sequential")
+    ]
+    with caplog.at_level(logging.WARNING, "fedsieve"):
+        ours, theirs = (engine.train(engine.initial_model(), [0, 1, 2], round=1) for engine in engines)
+        engines[0].train(engines[0].initial_model(), [0], round=2)
+    assert len(caplog.records) == 1 and reason in caplog.text and "one after the other" in caplog.text
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.model is not None and other.model is not None and torch.allclose(one.model, other.model, atol=1e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("model", ["vgg11", "vgg11-bn"])
+def test_runs_that_share_a_gpu_are_those_that_have_it_alone(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = images()
+    monkeypatch.setattr(fs.data, "load", lambda *_: dataset)
+    settings = config(model=model, precision="bf16", device="cuda", ratio=0.7, rounds=4)
+    alone, together = (
+        compare(settings, ["fedca", "fedcm-ucb", "fedprox"], 2, tmp_path / str(at_once), at_once=at_once)
+        for at_once in (1, 3)
+    )
+    for name, histories in alone.items():
+        for one, other in zip(histories, together[name], strict=True):
+            assert one.model is not None and other.model is not None and torch.equal(one.model, other.model)
+
+
+@pytest.mark.cuda
+def test_lanes_can_be_closed_and_opened_again() -> None:
+    _, engine = assemble(config(device="cuda"), dataset=images())
+    first = engine.train(engine.initial_model(), [0, 1], round=1)
+    engine.close()
+    again = engine.train(engine.initial_model(), [0, 1], round=1)
+    assert first[1].model is not None and again[1].model is not None
+    assert torch.equal(first[1].model, again[1].model)
