@@ -135,7 +135,7 @@ class Federation:
             elif update.model.shape != self.model.shape:
                 shape, expected = tuple(update.model.shape), tuple(self.model.shape)
                 excluded[update.client] = f"model of shape {shape}, expected {expected}"
-            elif not bool(update.model.isfinite().all()):
+            elif not _is_finite(update.model):
                 excluded[update.client] = "model with NaN or infinity"
             elif not math.isfinite(update.loss):
                 excluded[update.client] = f"training loss {update.loss}"
@@ -201,6 +201,11 @@ class Federation:
             counts=np.array([drawn[update.client] for update in updates], dtype=np.int64),
             losses=np.array([update.loss for update in updates]),
         )
+
+
+def _is_finite(model: Tensor) -> bool:
+    """Whether all numbers are: a sum is quick, and is finite only then; it may also be too large."""
+    return math.isfinite(float(model.sum())) or bool(model.isfinite().all())
 
 
 def _search_record(selection: Selection) -> dict[str, int | bool | float | None] | None:

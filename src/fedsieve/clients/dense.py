@@ -5,16 +5,14 @@ The operations are those that autograd would call, on the same operands, so the 
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-_nll_loss = torch.ops.aten.nll_loss_forward.default
-_nll_loss_backward = torch.ops.aten.nll_loss_backward.default
-_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.out
-_relu_backward = torch.ops.aten.threshold_backward.grad_input
-_MEAN, _IGNORED_LABEL = 1, -100  # as `cross_entropy` passes them
 _ALIGNMENT = 64  # bytes, of new tensors on a CPU
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -27,7 +25,6 @@ class Layer:
     """
 
     weight: Tensor
-    transposed: Tensor
     bias: Tensor | None
     weight_gradient: Tensor
     product: Tensor
@@ -39,10 +36,19 @@ class DenseNetwork:
     """The layers of a module that is nothing but linear layers and ReLUs."""
 
     def __init__(self, layers: list[Layer], flattens: bool) -> None:
-        self._layers = layers
         self._flattens = flattens
-        self._scratches: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        self._widths = [len(layer.weight) for layer in layers]
         self._one = torch.ones((), dtype=layers[0].weight.dtype)
+        self._parts = (
+            [layer.weight for layer in layers],
+            [layer.bias for layer in layers],
+            [layer.product for layer in layers],
+            [None if layer.product is layer.weight_gradient else layer.weight_gradient for layer in layers],
+            [layer.bias_gradient for layer in layers],
+            [layer.rectified for layer in layers],
+        )
+        self._scratches: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        self._compiled = _compiled()
 
     @classmethod
     def of(cls, module: nn.Module) -> DenseNetwork | None:
@@ -77,42 +83,80 @@ class DenseNetwork:
         Called without gradients being recorded.
         """
         rows = inputs if inputs.ndim == 2 else inputs.flatten(1)
-        scratch = self._scratch(len(rows))
-        seen = [rows, *(values for values, _, _ in scratch)]
-        for layer, rows, (output, _, _) in zip(self._layers, seen, scratch, strict=False):
-            if layer.bias is None:
-                torch.mm(rows, layer.transposed, out=output)
-            else:
-                torch.addmm(layer.bias, rows, layer.transposed, out=output)
-            if layer.rectified:
-                torch.relu_(output)
-        output, slope, _ = scratch[-1]
-        log_probabilities = torch.log_softmax(output, 1)
-        loss: Tensor
-        loss, weight = _nll_loss(log_probabilities, labels, None, _MEAN, _IGNORED_LABEL)
-        by_label = _nll_loss_backward(self._one, log_probabilities, labels, None, _MEAN, _IGNORED_LABEL, weight)
-        _log_softmax_backward(by_label, log_probabilities, 1, output.dtype, out=slope)
-        for place in range(len(self._layers) - 1, -1, -1):
-            layer = self._layers[place]
-            output, slope, transposed_slope = scratch[place]
-            if layer.rectified:
-                _relu_backward(slope, output, 0, grad_input=slope)
-            torch.mm(transposed_slope, seen[place], out=layer.product)
-            if layer.product is not layer.weight_gradient:
-                layer.weight_gradient.copy_(layer.product)
-            if layer.bias_gradient is not None:
-                torch.sum(slope, 0, out=layer.bias_gradient)
-            if place:
-                torch.mm(slope, layer.weight, out=scratch[place - 1][1])
-        return loss
+        arguments = (rows, labels, *self._parts, *self._scratch(len(rows)), self._one)
+        try:
+            return self._compiled(*arguments)
+        except RuntimeError:
+            return _backward(*arguments)  # which says what is wrong in a line
 
-    def _scratch(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each layer its outputs [batch, out], the loss's slope in them [batch, out], and that transposed."""
+    def _scratch(self, batch: int) -> tuple[list[Tensor], list[Tensor]]:
+        """For each layer its outputs [batch, out], and the loss's slope in them [batch, out]."""
         if batch not in self._scratches:
-            widths = [layer.weight.new_empty(batch, len(layer.weight)) for layer in self._layers]
-            slopes = [torch.empty_like(outputs) for outputs in widths]
-            self._scratches[batch] = [(output, slope, slope.t()) for output, slope in zip(widths, slopes, strict=True)]
+            outputs = [self._one.new_empty(batch, width) for width in self._widths]
+            self._scratches[batch] = outputs, [torch.empty_like(output) for output in outputs]
         return self._scratches[batch]
+
+
+def _backward(
+    rows: Tensor,
+    labels: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    products: list[Tensor],
+    weight_gradients: list[Tensor | None],
+    bias_gradients: list[Tensor | None],
+    rectified: list[bool],
+    outputs: list[Tensor],
+    slopes: list[Tensor],
+    one: Tensor,
+) -> Tensor:
+    seen = rows
+    for place, weight in enumerate(weights):
+        bias = biases[place]
+        if bias is None:
+            torch.mm(seen, weight.t(), out=outputs[place])
+        else:
+            torch.addmm(bias, seen, weight.t(), out=outputs[place])
+        if rectified[place]:
+            torch.relu_(outputs[place])
+        seen = outputs[place]
+    # What `cross_entropy` calls: the mean (1), and the label that would not count (-100).
+    log_probabilities = torch.log_softmax(seen, 1)
+    loss, total = torch.ops.aten.nll_loss_forward(log_probabilities, labels, None, 1, -100)
+    by_label = torch.ops.aten.nll_loss_backward(one, log_probabilities, labels, None, 1, -100, total)
+    torch.ops.aten._log_softmax_backward_data(by_label, log_probabilities, 1, one.dtype, out=slopes[-1])
+    for back in range(len(weights)):
+        place = len(weights) - 1 - back
+        slope = slopes[place]
+        if rectified[place]:
+            torch.ops.aten.threshold_backward(slope, outputs[place], 0, grad_input=slope)
+        below = rows if place == 0 else outputs[place - 1]
+        torch.mm(slope.t(), below, out=products[place])
+        weight_gradient = weight_gradients[place]
+        if weight_gradient is not None:
+            weight_gradient.copy_(products[place])
+        bias_gradient = bias_gradients[place]
+        if bias_gradient is not None:
+            torch.sum(slope, [0], out=bias_gradient)
+        if place > 0:
+            torch.mm(slope, weights[place], out=slopes[place - 1])
+    result: Tensor = loss
+    return result
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    """`_backward` without Python: two threads that call a dozen small operations each wait for each other's lock.
+
+    PyTorch would rather have `torch.compile` used, which needs a C++ compiler and half a minute.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            compiled: Callable[..., Tensor] = torch.jit.script(_backward)
+        except Exception:  # a PyTorch without it
+            return _backward
+    return compiled
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -131,7 +175,6 @@ def _shared_memory(linear: nn.Linear) -> Layer:
     aligned = weight.grad.data_ptr() % _ALIGNMENT == 0
     return Layer(
         weight=weight.detach(),
-        transposed=weight.detach().t(),
         bias=None if bias is None else bias.detach(),
         weight_gradient=weight.grad,
         product=weight.grad if aligned else torch.empty_like(weight.grad),

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedsieve.clients.augmentation import crop_and_flip, draw_crops_and_flips
 from fedsieve.clients.channels_last import channels_last
 from fedsieve.clients.dense import DenseNetwork
+from fedsieve.clients.large_linear import add_gradients_in_place
 from fedsieve.clients.objective import Objective, Plain
 from fedsieve.clients.schedule import Schedule, constant
 from fedsieve.randomness import generator
@@ -80,6 +81,8 @@ class Trainer:
         self._velocity = torch.zeros_like(self._weights) if settings.momentum else self._gradient
         layout.bind(self._model, self._gradient, module)
         self._dense = DenseNetwork.of(module)
+        if self._dense is None and self._model.device.type == "cpu":
+            add_gradients_in_place(module)
 
     @torch.no_grad()
     def train(
