@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedsieve.averaging import Coefficients, Kept, Scheme, combine
 from fedsieve.engines import Engine, Update
+from fedsieve.engines.precision import arithmetic
 from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
@@ -97,7 +98,7 @@ class Federation:
                 f"at least {self.min_updates} needed ({reasons})"
             )
 
-        with phase("search"):
+        with phase("search"), arithmetic("fp32", self.model.device):
             selection = self.filter.select(self._candidates(updates, models, logits, drawn))
         kept = [updates[position] for position in selection.kept]
         with phase("average"), single_thread():

@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Literal
 from weakref import WeakKeyDictionary, finalize
 
@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from fedsieve.clients import LocalTraining, Proximal, crop_and_flip, draw_crops_and_flips
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
-from fedsieve.engines.precision import Precision
+from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.engines.sequential import SequentialEngine, one_line
 from fedsieve.engines.streams import LANES, borrow, give_back
 from fedsieve.randomness import generator
@@ -36,9 +36,6 @@ STEPS_PER_TURN = 8  # that a lane is given before the next lane's turn
 RESIDENT_SHARE = 0.25  # of the GPU's free memory that a data set may take
 
 log = logging.getLogger("fedsieve")
-
-_capturing = threading.Lock()
-
 
 class CannotCapture(Exception):
     """Why a model's step can't be replayed."""
@@ -83,8 +80,7 @@ class LanesEngine(SequentialEngine):
             self._given_up = True
         if self._given_up or not clients:
             return super().train(model, clients, round)
-        with self._arithmetic():
-            return self._train_in_lanes(model, clients, round)
+        return self._train_in_lanes(model, clients, round)
 
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
         """All models on one large batch after the other."""
@@ -115,7 +111,7 @@ class LanesEngine(SequentialEngine):
                     self.module, self.layout, self.dataset, self.settings, self.precision, self.device
                 )
             if len(self._lanes) < min(count, self._most_lanes):
-                with _capturing, _no_garbage_collection():
+                with _no_garbage_collection():
                     self._open_more_lanes(count, self._common)
 
     def _open_more_lanes(self, count: int, common: Common) -> None:
@@ -349,7 +345,8 @@ class Lane:
     def step(self, count: int) -> None:
         """One step on the next batch, of which `count` examples are real."""
         if self.common.mixes_examples and count < self._shares.shape[1]:
-            self._step(count, _plain_sgd)
+            with arithmetic(self.common.precision, self.common.device):
+                self._step(count, _plain_sgd)
         else:
             self._graph.replay()
 
@@ -472,7 +469,7 @@ def _step_count(settings: LocalTraining, examples: int) -> int:
     return settings.epochs * -(-examples // settings.batch_size)
 
 
-_loading = threading.Lock()
+_loading = Lock()
 _residents: WeakKeyDictionary[Dataset, dict[tuple[str, torch.device], tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
 

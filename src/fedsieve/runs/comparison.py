@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from fedsieve import algorithms as registry
-from fedsieve.engines.precision import arithmetic
 from fedsieve.engines.streams import RUNS_AT_ONCE, borrow, give_back
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.runs.callback import Callback
@@ -113,7 +112,7 @@ def compare(
     if at_once == 1:
         done = list(map(job, configs, directories))
     else:
-        with arithmetic(config.arithmetic, device), ThreadPoolExecutor(at_once) as threads:
+        with ThreadPoolExecutor(at_once) as threads:
             jobs = [threads.submit(job, one, directory) for one, directory in zip(configs, directories, strict=True)]
             try:
                 ended = wait(jobs, return_when=FIRST_EXCEPTION).done
