@@ -146,8 +146,20 @@ def test_lanes_train_as_the_reference_does(changes: dict[str, Any]) -> None:
     agree(*both(config(**changes)))
 
 
+class Viewed(nn.Module):
+    """Counts on its images lying in memory as PyTorch's usually do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = nn.Conv2d(3, 8, 3, stride=4), nn.Linear(512, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(torch.relu(self.convolution(inputs)).view(len(inputs), -1))
+        return outputs
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("model", [Normed, PartlyFrozen])
+@pytest.mark.parametrize("model", [Normed, PartlyFrozen, Viewed])
 def test_batch_norm_and_frozen_parameters_in_lanes(model: type[nn.Module]) -> None:
     ours, theirs = both(config(), model=model)
     agree(ours, theirs)

@@ -77,6 +77,10 @@ def test_a_stand_in_for_the_weights_gets_its_own_gradient() -> None:
     assert not module.weight.grad.any()
     with torch.no_grad():
         assert not module(torch.zeros(1, SIDE)).requires_grad
+    module.weight.grad = None
+    module(torch.ones(2, SIDE)).sum().backward()
+    usual = module.get_parameter("weight").grad
+    assert usual is not None and torch.equal(usual, torch.full((SIDE, SIDE), 2.0))
 
 
 def test_small_layers_and_those_of_other_types_are_left_alone() -> None:

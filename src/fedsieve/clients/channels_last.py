@@ -18,17 +18,19 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def gains_from_channels_last(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
-    """Whether `module` has a few small convolutions and takes images of `input_shape` channels last.
-
-    A module that calls `view` where others call `flatten` doesn't.
-    """
+    """Whether `module`, on a CPU, has a few small convolutions and takes images of `input_shape` channels last."""
     weights = [layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Conv2d)]
-    if len(input_shape) != 3 or not 0 < sum(weights) <= MOST_WEIGHTS:
+    return 0 < sum(weights) <= MOST_WEIGHTS and takes_channels_last(module, input_shape, torch.device("cpu"))
+
+
+def takes_channels_last(module: nn.Module, input_shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether `module` takes images of `input_shape` channels last; one that calls `view` on them doesn't."""
+    if len(input_shape) != 3:
         return False
     training = module.training
     try:
         with torch.no_grad():
-            module.eval()(channels_last(torch.zeros(2, *input_shape)))
+            module.eval()(channels_last(torch.zeros(2, *input_shape, device=device)))
     except Exception:
         return False
     finally:

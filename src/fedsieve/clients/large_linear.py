@@ -25,8 +25,8 @@ def add_gradients_in_place(module: nn.Module) -> None:
 
 
 def _forward(layer: nn.Linear, weight: nn.Parameter, inputs: Tensor) -> Tensor:
-    """`layer` on `inputs` [..., in]; its usual self when something else stands in for its `weight`."""
-    if layer.weight is not weight or not torch.is_grad_enabled():
+    """`layer` on `inputs` [..., in]; as usual where its weight is replaced by another, or has no `grad`."""
+    if layer.weight is not weight or weight.grad is None or not torch.is_grad_enabled():
         return linear(inputs, layer.weight, layer.bias)
     outputs: Tensor = _Linear.apply(inputs, weight, layer.bias)  # type: ignore[no-untyped-call]
     return outputs

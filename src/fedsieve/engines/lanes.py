@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsieve.clients import LocalTraining, Proximal, crop_and_flip, draw_crops_and_flips
+from fedsieve.clients import LocalTraining, Proximal, crop_and_flip, draw_crops_and_flips, takes_channels_last
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
 from fedsieve.engines.precision import Precision, arithmetic
@@ -35,7 +35,10 @@ FEED_BYTES = 16 * 2**20  # of training inputs prepared ahead for each lane
 STEPS_PER_TURN = 8  # that a lane is given before the next lane's turn
 RESIDENT_SHARE = 0.25  # of the GPU's free memory that a data set may take
 
+DONE = object()
+
 log = logging.getLogger("fedsieve")
+
 
 class CannotCapture(Exception):
     """Why a model's step can't be replayed."""
@@ -62,6 +65,7 @@ class LanesEngine(SequentialEngine):
     ) -> None:
         super().__init__(build, dataset, partition, validation, settings, seed, device, precision)
         self._data = {split: resident(dataset, split, self.device) for split in ("train", "test")}
+        self._channels_last = takes_channels_last(self.module, dataset.input_shape, self.device)
         # The same parameters and buffers, with fewer passes over what lies between layers.
         same = {id(tensor): tensor for tensor in (*self.module.parameters(), *self.module.buffers())}
         self._evaluated = copy.deepcopy(self.module, same).eval()
@@ -88,9 +92,7 @@ class LanesEngine(SequentialEngine):
         outputs = []
         with torch.no_grad(), self._arithmetic():
             for start in range(0, len(places), self.evaluation_batch):
-                inputs, _ = self._examples(data, places[start : start + self.evaluation_batch])
-                if inputs.ndim == 4:
-                    inputs = inputs.contiguous(memory_format=torch.channels_last)
+                inputs = self._evaluation_inputs(data, places[start : start + self.evaluation_batch])
                 for model in models:
                     self.layout.write(model, self.module)
                     outputs.append(self._evaluated(inputs).to(self.layout.dtype))
@@ -108,17 +110,29 @@ class LanesEngine(SequentialEngine):
         with self._arithmetic():
             if self._common is None:
                 self._common = Common(
-                    self.module, self.layout, self.dataset, self.settings, self.precision, self.device
+                    self.module,
+                    self.layout,
+                    self.dataset,
+                    self.settings,
+                    self.precision,
+                    self.device,
+                    self._channels_last,
                 )
             if len(self._lanes) < min(count, self._most_lanes):
                 with _no_garbage_collection():
                     self._open_more_lanes(count, self._common)
 
     def _open_more_lanes(self, count: int, common: Common) -> None:
-        """As many as asked for, or as fit in half of the GPU's free memory."""
+        """As many as asked for, or as fit in half of the GPU's free memory; at least one."""
         while len(self._lanes) < min(count, self._most_lanes):
             free = torch.cuda.mem_get_info(self.device)[0]
-            self._lanes.append(Lane(common))
+            try:
+                self._lanes.append(Lane(common))
+            except CannotCapture:
+                if not self._lanes:
+                    raise
+                self._most_lanes = len(self._lanes)
+                return
             taken = free - torch.cuda.mem_get_info(self.device)[0]
             if taken > 0 and len(self._lanes) > 1:
                 self._most_lanes = min(LANES, len(self._lanes) + (free - taken) // (2 * taken))
@@ -152,7 +166,7 @@ class LanesEngine(SequentialEngine):
             still = []
             for lane, turns in waiting:
                 with torch.cuda.stream(lane.stream):
-                    if next(turns, waiting) is not waiting:
+                    if next(turns, DONE) is not DONE:
                         still.append((lane, turns))
             waiting = still
         for lane in used:
@@ -222,7 +236,8 @@ class Plan:
 class Common:
     """What all lanes of an engine share: the model of the round, and where each parameter lies in a lane's buffers.
 
-    A parameter starts at a multiple of 64 numbers, and convolutions' weights lie channels-last, as the GPU wants them.
+    A parameter starts at a multiple of 64 numbers, and convolutions' weights lie channels-last, as the GPU wants them,
+    unless the module can't have it so.
     """
 
     def __init__(
@@ -233,11 +248,12 @@ class Common:
         settings: LocalTraining,
         precision: Precision,
         device: torch.device,
+        channels_last: bool,
     ) -> None:
         if layout.dtype != torch.float32:
             raise CannotCapture(f"its parameters are {layout.dtype}, not float32")
         self.module, self.layout, self.dataset, self.settings = module, layout, dataset, settings
-        self.precision, self.device = precision, device
+        self.precision, self.device, self.channels_last = precision, device, channels_last
         trained = [piece for piece in layout.pieces if piece.start < layout.parameters]
         self.trained = trained
         starts = np.cumsum([0, *(-(-(piece.stop - piece.start) // 64) * 64 for piece in trained)])
@@ -257,7 +273,10 @@ class Common:
 
     def views(self, buffer: Tensor) -> list[Tensor]:
         """The parameters in a lane's buffer [self.size], each in its own shape."""
-        return [_shaped(buffer[start:], piece.shape) for start, piece in zip(self.starts, self.trained, strict=True)]
+        return [
+            _shaped(buffer[start:], piece.shape, self.channels_last)
+            for start, piece in zip(self.starts, self.trained, strict=True)
+        ]
 
     def storages(self, buffer: Tensor) -> list[Tensor]:
         """The same as flat stretches of the buffer."""
@@ -278,7 +297,10 @@ class Common:
         other = torch.cat([batch[:4], 3 * batch[4:] + 1])
         with torch.random.fork_rng(devices=[self.device]), torch.no_grad():
             before = torch.cuda.get_rng_state(self.device)
-            first, second = module(batch)[:4], module(other)[:4]
+            try:
+                first, second = module(batch)[:4], module(other)[:4]
+            except Exception as error:
+                raise CannotCapture(one_line(error)) from error
             if not torch.equal(before, torch.cuda.get_rng_state(self.device)):
                 raise CannotCapture("it draws random numbers")
         return not torch.allclose(first, second, rtol=1e-2, atol=1e-2 * float(first.abs().max()))
@@ -384,8 +406,9 @@ class Lane:
         inputs = self._inputs.index_select(0, self._cursor)[0, :count]
         labels = self._labels.index_select(0, self._cursor)[0, :count]
         shares = self._shares.index_select(0, self._cursor)[0, :count]
-        inputs = inputs.permute(0, 3, 1, 2) if self._image else inputs
-        logits = self.module(inputs)
+        if self._image:
+            inputs = inputs.permute(0, 3, 1, 2)
+        logits = self.module(inputs if self.common.channels_last else inputs.contiguous())
         loss = (cross_entropy(logits.float(), labels, reduction="none") * shares).sum()
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         with torch.no_grad():
@@ -489,10 +512,10 @@ def resident(dataset: Dataset, split: str, device: torch.device) -> tuple[Tensor
         return held[split, device]
 
 
-def _shaped(stretch: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The beginning of a flat stretch as a parameter of `shape`, channels-last where it has four dimensions."""
+def _shaped(stretch: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
+    """The beginning of a flat stretch as a parameter of `shape`, where it has four dimensions perhaps channels-last."""
     flat = stretch[: int(np.prod(shape))]
-    if len(shape) != 4:
+    if len(shape) != 4 or not channels_last:
         return flat.view(shape)
     out, channels, height, width = shape
     return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
