@@ -329,3 +329,24 @@ def test_asking_alone_teaches_nothing(bandit: type[BanditSampler], refresh: Refr
 def test_an_unknown_reading_is_refused(bandit: type[BanditSampler]) -> None:
     with pytest.raises(InvalidSetting, match=r"^refresh: 'fresch' is not allowed; use 'fresh' \(nearest\)"):
         bandit("fresch")  # type: ignore[arg-type]
+
+
+def test_beliefs_of_ucb_are_its_means_and_bonuses() -> None:
+    sampler = UCBSampler(seed=1)
+    assert sampler.beliefs(1).clients.size == 0
+    starts = sampler.start(np.array([3, 5]))["mean"]
+    sampler.observe(Feedback(1, [3, 5], [5], {}, {}))
+    beliefs = sampler.beliefs(4)
+    assert beliefs.clients.tolist() == [3, 5]
+    assert beliefs.mean == pytest.approx([starts[0] / 2, (starts[1] + 1) / 2])
+    assert beliefs.width == pytest.approx(math.sqrt(3 * math.log(4) / (2 * 2)))
+
+
+def test_beliefs_of_thompson_are_its_posteriors() -> None:
+    sampler = ThompsonSampler(seed=1)
+    for number in range(1, 4):
+        sampler.observe(Feedback(number, [2, 9], [9], {}, {}))
+    beliefs = sampler.beliefs(3)
+    assert beliefs.clients.tolist() == [2, 9]
+    assert beliefs.mean == pytest.approx([1 / 5, 4 / 5])  # Beta(1, 4) and Beta(4, 1)
+    assert beliefs.width**2 == pytest.approx([4 / (25 * 6)] * 2)

@@ -99,7 +99,10 @@ def test_accuracy_filter_keeps_what_brute_force_keeps(case: tuple[Logits, list[i
     best = max(scores, key=scores.__getitem__)  # the first of the best, so the preferred one
     selection = CombinatorialFilter("accuracy").select(candidates(logits, labels, counts))
     assert selection.kept == best
-    assert selection == Selection(best, scores[best], looked_at=2 ** len(logits) - 1, optimal=True, bound=scores[best])
+    everyone = tuple(range(len(logits)))
+    single = max(score for kept, score in scores.items() if len(kept) == 1)
+    how = {"looked_at": 2 ** len(logits) - 1, "optimal": True, "bound": scores[best]}
+    assert selection == Selection(best, scores[best], **how, all=scores[everyone], single=single)
     assert selection.weights is None
 
 
@@ -116,6 +119,8 @@ def test_cross_entropy_filter_keeps_what_brute_force_keeps(case: tuple[Logits, l
     assert selection.score == pytest.approx(highest, abs=1e-9)
     assert selection.looked_at == 2 ** len(logits) - 1
     assert selection.optimal is True and selection.bound == selection.score
+    assert selection.all == pytest.approx(scores[tuple(range(len(logits)))], abs=1e-9)
+    assert selection.single == pytest.approx(max(score for kept, score in scores.items() if len(kept) == 1), abs=1e-9)
 
 
 @both_scores
@@ -133,7 +138,7 @@ A, B, C = [[3, 0], [1, 0]], [[0, 1], [0, 3]], [[0, 9], [9, 0]]
 
 
 def test_the_best_pair_beats_each_single_model() -> None:
-    best_pair = Selection((0, 1), 1.0, looked_at=7, optimal=True, bound=1.0)
+    best_pair = Selection((0, 1), 1.0, looked_at=7, optimal=True, bound=1.0, all=0.0, single=0.5)
     assert CombinatorialFilter("accuracy").select(candidates([A, B, C], [0, 1])) == best_pair
     for single in (A, B):
         assert CombinatorialFilter("accuracy").select(candidates([single], [0, 1])).score == 0.5

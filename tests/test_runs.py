@@ -36,7 +36,7 @@ def test_a_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
     for row in rows:
         assert list(row) == [
             *("round", "sampled", "kept", "coefficients", "score", "search"),
-            *("test_accuracy", "test_loss", "train_loss", "excluded", "seconds"),
+            *("test_accuracy", "test_loss", "train_loss", "excluded", "per_class", "seconds", "phases"),
         ]
         assert set(row["kept"]) <= set(row["sampled"]) and len(row["sampled"]) == 4
         assert len(row["coefficients"]["clients"]) == len(row["kept"])
@@ -248,3 +248,26 @@ def test_checkpoints_are_safetensors_whatever_the_model_is_made_of(dtype: torch.
         assert saved[name].dtype == dtype and torch.equal(saved[name], tensor.to(dtype))
     checkpoint, _ = directory.latest()
     assert checkpoint is not None and torch.equal(checkpoint.model(layout), layout.read(module))
+
+
+def test_rows_hold_per_class_accuracies_and_what_a_bandit_believes() -> None:
+    seen = []
+
+    class Look(fs.filtering.CombinatorialFilter):
+        def select(self, candidates: fs.filtering.Candidates) -> fs.filtering.Selection:
+            seen.append((candidates.logits.clone(), candidates.labels.clone()))
+            return super().select(candidates)
+
+    history = fs.run(fs.Config(algorithm="fedcm-ucb", **QUICK), filter=Look())
+    for row, (logits, labels) in zip(history.rows, seen, strict=True):
+        assert list(map(int, row["per_class"])) == row["sampled"]
+        for place, shares in enumerate(row["per_class"].values()):
+            for label, share in enumerate(shares):
+                guesses = [int(outputs.argmax()) for outputs in logits[place][labels == label]]
+                assert share == pytest.approx(guesses.count(label) / len(guesses), abs=1e-4)
+        assert set(row["sampled"]) <= set(row["bandit"]["clients"])
+        for mean, low, high in zip(row["bandit"]["mean"], row["bandit"]["low"], row["bandit"]["high"], strict=True):
+            assert 0 <= mean <= 1 and mean - low == pytest.approx(high - mean, abs=2e-4)
+        assert row["search"]["single"] <= row["score"] and row["search"]["all"] <= row["score"]
+    unfiltered = fs.run(fs.Config(algorithm="fedpdp", **QUICK)).rows[0]
+    assert "per_class" not in unfiltered and "bandit" not in unfiltered

@@ -22,7 +22,7 @@ from fedsieve.engines.precision import arithmetic
 from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
-from fedsieve.sampling import ClientSampler, Feedback
+from fedsieve.sampling import Beliefs, ClientSampler, Feedback
 from fedsieve.stopwatch import Stopwatch
 
 
@@ -38,6 +38,8 @@ class Round:
     search: dict[str, int | bool | float | None] | None
     train_loss: float
     excluded: dict[int, str]
+    per_class: dict[int, list[float]] | None
+    beliefs: Beliefs | None
     seconds: float
 
 
@@ -120,6 +122,8 @@ class Federation:
             search=_search_record(selection),
             train_loss=float(np.mean(list(losses.values()))),
             excluded=dict(sorted(excluded.items())),
+            per_class=_per_class(updates, logits, self.engine.labels("validation")) if logits.numel() else None,
+            beliefs=self.sampler.beliefs(round),
             seconds=time.perf_counter() - began,
         )
 
@@ -204,13 +208,21 @@ class Federation:
         )
 
 
+def _per_class(updates: list[Update], logits: Tensor, labels: Tensor) -> dict[int, list[float]]:
+    """For each client its model's accuracy on the validation examples of each class (the paper's Figure 5)."""
+    right = (logits.argmax(-1) == labels).double()  # [models, examples]
+    member = torch.nn.functional.one_hot(labels, logits.shape[-1]).double()
+    shares = (right @ member / member.sum(0).clamp(min=1)).tolist()
+    return {update.client: of_class for update, of_class in zip(updates, shares, strict=True)}
+
+
 def _is_finite(model: Tensor) -> bool:
     """Whether all numbers are: a sum is quick, and is finite only then; it may also be too large."""
     return math.isfinite(float(model.sum())) or bool(model.isfinite().all())
 
 
 def _search_record(selection: Selection) -> dict[str, int | bool | float | None] | None:
-    """How a filter that searched found its subset: subsets looked at, whether it is optimal, and the proven bound."""
+    """How a filter that searched found its subset, and what others score: all together, and the best single model."""
     if selection.looked_at is None:
         return None
-    return {"looked_at": selection.looked_at, "optimal": selection.optimal, "bound": selection.bound}
+    return {name: getattr(selection, name) for name in ("looked_at", "optimal", "bound", "all", "single")}

@@ -38,7 +38,7 @@ class Selection:
 
     `weights` [models], when given, replaces the averaging scheme's coefficients (zero for models left out). A filter
     that searched says how: `looked_at` subsets were scored, `optimal` if none can score higher, and `bound`, a score
-    that none can exceed.
+    that none can exceed; and beside it the score of `all` candidates together and of the best `single` one.
     """
 
     kept: tuple[int, ...]
@@ -47,6 +47,8 @@ class Selection:
     looked_at: int | None = None
     optimal: bool | None = None
     bound: float | None = None
+    all: float | None = None
+    single: float | None = None
 
 
 class ModelFilter(ABC):

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsieve.errors import InvalidSetting, TooManyModels, unknown_name
 from fedsieve.filtering import beam_search, branch_and_bound, exhaustive
@@ -79,7 +80,28 @@ class CombinatorialFilter(ModelFilter):
             logits = candidates.logits if bool(finite.all()) else candidates.logits[usable.to(candidates.logits.device)]
             found = self._find(Problem(logits, candidates.labels, self.score, counts))
         kept = tuple(int(usable[member]) for member in found.members)
-        return Selection(kept, found.score, looked_at=found.looked_at, optimal=found.optimal, bound=found.bound)
+        everyone, single = self._for_comparison(candidates, usable)
+        return Selection(
+            kept,
+            found.score,
+            looked_at=found.looked_at,
+            optimal=found.optimal,
+            bound=found.bound,
+            all=everyone,
+            single=single,
+        )
+
+    def _for_comparison(self, candidates: Candidates, usable: Tensor) -> tuple[float, float]:
+        """The score of all usable models' averaged logits, and the best score of one model."""
+        score = accuracy if self.score == "accuracy" else log_likelihood
+        counts = [1] * len(candidates.logits) if candidates.counts is None else candidates.counts.tolist()
+        total, alone = torch.zeros_like(candidates.logits[0], dtype=torch.float64), []
+        for member in usable.tolist():
+            logits = candidates.logits[member].double()
+            total += counts[member] * logits
+            alone.append(score(logits, candidates.labels))
+        together = total / sum(counts[member] for member in usable.tolist())
+        return float(score(together, candidates.labels)), float(torch.stack(alone).max())
 
     def _find(self, problem: Problem) -> Found:
         exact = problem.score == "cross-entropy" and problem.models <= BRANCH_UP_TO

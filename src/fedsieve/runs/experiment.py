@@ -32,6 +32,9 @@ from fedsieve.sampling import ClientSampler
 if TYPE_CHECKING:
     import pandas as pd
 
+FEW_CLIENTS = 200
+"""Up to so many, a row has details of each."""
+
 log = logging.getLogger("fedsieve")
 
 
@@ -109,6 +112,8 @@ def run(
             played = federation.play(number)
             with federation.stopwatch.phase("evaluate"):
                 row = _row(played, engine, federation.model, began)
+            phases = federation.stopwatch.rounds[-1]
+            row["phases"] = {phase: round(phases[phase], 5) for phase in phases if phase != "write"}
             rows.append(row)
             if directory is not None:
                 with federation.stopwatch.phase("write"):
@@ -263,8 +268,27 @@ def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str
         "test_loss": -float(log_likelihood(logits, labels)),
         "train_loss": played.train_loss,
         "excluded": {str(client): reason for client, reason in played.excluded.items()},
+        **_details(played),
         "seconds": round(time.perf_counter() - began, 4),
     }
+
+
+def _details(played: Round) -> dict[str, Any]:
+    """What is worth keeping of a round with few clients: per-class accuracies of models, and the bandit's beliefs."""
+    details: dict[str, Any] = {}
+    if played.per_class is not None and len(played.per_class) <= FEW_CLIENTS:
+        details["per_class"] = {
+            str(client): [round(share, 4) for share in shares] for client, shares in played.per_class.items()
+        }
+    beliefs = played.beliefs
+    if beliefs is not None and len(beliefs.clients) <= FEW_CLIENTS:
+        details["bandit"] = {
+            "clients": beliefs.clients.tolist(),
+            "mean": beliefs.mean.round(4).tolist(),
+            "low": (beliefs.mean - beliefs.width).round(4).tolist(),
+            "high": (beliefs.mean + beliefs.width).round(4).tolist(),
+        }
+    return details
 
 
 def _summary(config: Config, rows: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedsieve.errors import unknown_name
 from fedsieve.randomness import keys
-from fedsieve.sampling.base import ClientSampler, Feedback, Ids, highest, sorted_ids
+from fedsieve.sampling.base import Beliefs, ClientSampler, Feedback, Ids, highest, sorted_ids
 
 Refresh = Literal["fresh", "stale"]
 TIE_WIDTH = 1e-9
@@ -58,6 +58,16 @@ class BanditSampler(ClientSampler):
     @abstractmethod
     def reward(self, arms: dict[str, NDArray[np.float64]], rewards: NDArray[np.float64]) -> None:
         """Learn `rewards` [n] (1 kept, 0 not) into the columns, in place."""
+
+    @abstractmethod
+    def mean_and_width(
+        self, round: int, arms: dict[str, NDArray[np.float64]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How useful arms with the columns `arms` are thought to be after `round` [n], and the half-width of that."""
+
+    def beliefs(self, round: int) -> Beliefs:
+        """Of the arms that have been tried."""
+        return Beliefs(self._tried, *self.mean_and_width(round, {name: self._arms[name] for name in self.columns}))
 
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
         """The `count` available clients of highest index, sorted."""

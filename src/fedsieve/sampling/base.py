@@ -30,6 +30,18 @@ class Feedback:
     durations: Mapping[int, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Beliefs:
+    """What a sampler thinks of `clients` [n]: how useful each is (`mean` [n]), and how far off that may be.
+
+    `width` [n] is the half-width of an interval around the mean, in whatever sense the method has one.
+    """
+
+    clients: Ids
+    mean: NDArray[np.float64]
+    width: NDArray[np.float64]
+
+
 class ClientSampler(ABC):
     """Chooses the clients of a round.
 
@@ -59,6 +71,10 @@ class ClientSampler(ABC):
 
     def observe(self, feedback: Feedback) -> None:  # noqa: B027 - not every sampler learns
         """Learn from a finished round."""
+
+    def beliefs(self, round: int) -> Beliefs | None:
+        """What it thinks of clients after `round`, for people to look at; None when it has no opinion."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything learnt, as plain data (numbers, strings, lists, dictionaries)."""

@@ -36,3 +36,11 @@ class ThompsonSampler(BanditSampler):
         """(α_k, β_k) ← (α_k + r_k, β_k + 1 - r_k) (Algorithm 3, line 2)."""
         arms["alpha"] = arms["alpha"] + rewards
         arms["beta"] = arms["beta"] + 1 - rewards
+
+    def mean_and_width(
+        self, round: int, arms: dict[str, NDArray[np.float64]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation of Beta(α_k, β_k)."""
+        total = arms["alpha"] + arms["beta"]
+        mean = arms["alpha"] / total
+        return mean, np.sqrt(mean * (1 - mean) / (total + 1))

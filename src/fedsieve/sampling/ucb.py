@@ -40,5 +40,11 @@ class UCBSampler(BanditSampler):
         arms["mean"] = (arms["count"] * arms["mean"] + rewards) / (arms["count"] + 1)
         arms["count"] = arms["count"] + 1
 
+    def mean_and_width(
+        self, round: int, arms: dict[str, NDArray[np.float64]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """μ̂_k, and the bonus √(3 ln t / 2a_k)."""
+        return arms["mean"], np.sqrt(1.5 * math.log(round) / arms["count"])
+
     def _coins(self, clients: Ids) -> NDArray[np.float64]:
         return (keys(self.seed, "ucb start", 0, clients) < 0.5).astype(np.float64)
