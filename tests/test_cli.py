@@ -134,8 +134,9 @@ def test_algorithms_prints_table_1_for_people_and_programs(typed: Typed) -> None
     assert status == 0 and "fedcm-ucb" in printed and "Σ" in printed
     rows = {row["name"]: row for row in json.loads(typed("algorithms", "--json")[1])}
     filtered = [(row["model_filter"], row["prior_knowledge"]) for row in rows.values()]
-    assert list(rows) == ["fedavg", "fedprox", "fedpdp", "fedca", "fedprox-ca", "fedcm-ucb", "fedcm-ts"]
-    assert filtered == [(False, False)] * 3 + [(True, False)] * 2 + [(True, True)] * 2
+    paper = ["fedavg", "fedprox", "fedpdp", "fedca", "fedprox-ca", "fedcm-ucb", "fedcm-ts"]
+    assert list(rows) == [*paper, "server-only"]
+    assert filtered == [(False, False)] * 3 + [(True, False)] * 2 + [(True, True)] * 2 + [(False, False)]
     assert rows["fedprox"]["sampling"] == "p_k, with replacement" and rows["fedprox"]["objective"] == "proximal"
     assert rows["fedca"]["averaging"] == "Σ_{k∈S_opt} p_k |S|/|S_opt| w_k, normalised"
 

@@ -271,3 +271,24 @@ def test_rows_hold_per_class_accuracies_and_what_a_bandit_believes() -> None:
         assert row["search"]["single"] <= row["score"] and row["search"]["all"] <= row["score"]
     unfiltered = fs.run(fs.Config(algorithm="fedpdp", **QUICK)).rows[0]
     assert "per_class" not in unfiltered and "bandit" not in unfiltered
+
+
+def test_server_only_is_the_model_trained_on_the_validation_data_alone() -> None:
+    config = fs.Config(algorithm="server-only", momentum=0.9, **QUICK)
+    history = fs.run(config)
+    digits = data.load("digits")
+    validation, _ = data.validation_split(digits.train_labels, config.validation_per_class, 10, config.seed)
+    own = data.Partition(validation, np.array([0, len(validation)]), validation[:0])
+    settings = config.local_training(fs.clients.Plain())
+    engine = fs.engines.SequentialEngine(
+        lambda: fs.models.build("mlp", (1, 8, 8), 10), digits, own, validation, settings, config.seed
+    )
+    model = engine.initial_model()
+    for number in range(1, config.rounds + 1):
+        trained = engine.train(model, [0], number)[0].model
+        assert trained is not None
+        model = trained
+    assert history.model is not None and torch.allclose(history.model, model, atol=1e-7)
+    assert [row["sampled"] for row in history.rows] == [[0]] * 3
+    with pytest.raises(fs.FedSieveError, match=r"validation_per_class: 0 .* server-only"):
+        fs.run(fs.Config(algorithm="server-only", validation_per_class=0, **QUICK))

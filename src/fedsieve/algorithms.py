@@ -1,4 +1,7 @@
-"""The paper's Table 1 as data: each algorithm is one line: sampler + objective + filter + averaging scheme."""
+"""The paper's Table 1 as data: each algorithm is one line: sampler + objective + filter + averaging scheme.
+
+Below the paper's own stands a baseline that it lacks.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,8 @@ class Algorithm:
     filter: Callable[[Options], ModelFilter]
     averaging: Callable[[Options], Scheme]
     source: str
+    at_server: bool = False
+    """Whether no client is asked: the server trains on its validation data, as one client would."""
 
     def row(self) -> dict[str, Any]:
         """This algorithm's row of Table 1, read off the parts themselves."""
@@ -49,9 +54,9 @@ class Algorithm:
             "title": self.title,
             "model_filter": filtered,
             "prior_knowledge": sampler.uses_prior_knowledge,
-            "sampling": sampler.notation,
+            "sampling": "nobody: the server's validation data" if self.at_server else sampler.notation,
             "objective": type(self.objective(options)).__name__.lower(),
-            "averaging": _formula(scheme, "S_opt" if filtered else "S_t"),
+            "averaging": "–" if self.at_server else _formula(scheme, "S_opt" if filtered else "S_t"),
             "source": self.source,
         }
 
@@ -110,6 +115,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedprox-ca": Algorithm("FedProx-CA", _proportional, _proximal, _best_subset, _mean, PAPER),
     "fedcm-ucb": Algorithm("FedCM-UCB", _ucb, _plain, _best_subset, _fedpdp, PAPER),
     "fedcm-ts": Algorithm("FedCM-TS", _thompson, _plain, _best_subset, _fedpdp, PAPER),
+    "server-only": Algorithm(
+        "Server only", _uniform, _plain, _keep_all, _fedpdp, "what a validation set is worth without clients", True
+    ),
 }
 
 

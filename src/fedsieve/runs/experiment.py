@@ -155,17 +155,21 @@ def assemble(
     validation, rest = data.validation_split(
         dataset.train_labels, config.validation_per_class, dataset.classes, config.seed
     )
-    if filter.needs_logits and len(validation) == 0:
-        raise InvalidSetting("validation_per_class", 0, f"at least 1 with {type(filter).__name__}, which needs them")
-    partition = data.partition(
-        dataset.train_labels,
-        config.clients,
-        config.heterogeneity,
-        alpha=config.alpha,
-        shards_per_client=config.shards_per_client,
-        seed=config.seed,
-        candidates=rest,
-    )
+    if (filter.needs_logits or algorithm.at_server) and len(validation) == 0:
+        needs = config.algorithm if algorithm.at_server else type(filter).__name__
+        raise InvalidSetting("validation_per_class", 0, f"at least 1 with {needs}, which needs them")
+    if algorithm.at_server:
+        partition = data.Partition(validation, np.array([0, len(validation)]), unused=rest[:0])
+    else:
+        partition = data.partition(
+            dataset.train_labels,
+            config.clients,
+            config.heterogeneity,
+            alpha=config.alpha,
+            shards_per_client=config.shards_per_client,
+            seed=config.seed,
+            candidates=rest,
+        )
     sizes = partition.sizes
     clients = np.flatnonzero(sizes)
     build = _factory(model, config, dataset)
