@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from fedsieve import algorithms, averaging, clients, data, engines, errors, filtering, models, sampling
 from fedsieve.data import Dataset
 from fedsieve.errors import FedSieveError
-from fedsieve.runs import Callback, Config, History, compare, run
+from fedsieve.runs import Callback, Config, History, compare, load_run, run
 
 __version__ = "0.1.0"
 
@@ -27,6 +27,7 @@ __all__ = [
     "engines",
     "errors",
     "filtering",
+    "load_run",
     "models",
     "run",
     "sampling",

@@ -16,7 +16,7 @@ from fedsieve.cli.flags import Given, with_config_flags
 from fedsieve.cli.progress import RunProgress
 from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
-from fedsieve.runs import RunDirectory, compare, run, summarise
+from fedsieve.runs import Callback, RunDirectory, compare, run, summarise, tracker
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
@@ -34,6 +34,9 @@ app = typer.Typer(
 data_app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
+Track = Annotated[
+    str, typer.Option(metavar="A,B", help="also log to tensorboard, mlflow or wandb, in a folder track beside the run")
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 DataDir = Annotated[
     Path | None, typer.Option(help="folder of data sets (default: $FEDSIEVE_DATA or ~/.cache/fedsieve)")
@@ -66,6 +69,7 @@ def run_command(
     profile: Annotated[
         bool, typer.Option("--profile", help="show where the time of a round goes; numbers also in profile.json")
     ] = False,
+    track: Track = "",
 ) -> None:
     """Run one experiment and write it to a run directory.
 
@@ -77,7 +81,7 @@ def run_command(
     name = f"{config.dataset}-{config.heterogeneity}-{config.alpha:g}-{config.algorithm}-seed{config.seed}"
     place = out or Path("runs") / name
     with RunProgress(config.rounds) as progress:
-        history = run(config, out=place, resume=resume, callbacks=[progress])
+        history = run(config, out=place, resume=resume, callbacks=[progress, *_trackers(track, place)])
     summary = history.summary
     print(
         f"{config.algorithm} on {config.dataset}, seed {config.seed}, {summary['rounds']} rounds: "
@@ -93,6 +97,10 @@ def run_command(
         print("nothing to profile: the run was finished before")
 
 
+def _trackers(names: str, out: Path) -> list[Callback]:
+    return [tracker(name.strip(), out / "track") for name in names.split(",") if name.strip()]
+
+
 def compare_command(
     settings: Given,
     algorithms: Annotated[
@@ -105,6 +113,7 @@ def compare_command(
     at_once: Annotated[
         int | None, typer.Option(help="runs that share a GPU at a time, 1 to 3 (default: 2 there, 1 on a CPU)")
     ] = None,
+    track: Track = "",
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over seeds: a table, accuracy curves with bands, and who was sampled and kept.
@@ -118,7 +127,7 @@ def compare_command(
     config = settings.config()
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     with RunProgress(len(grid(config, names, seeds)) * config.rounds) as progress:
-        histories = compare(config, names, seeds, out, [progress], at_once)
+        histories = compare(config, names, seeds, out, [progress, *_trackers(track, out)], at_once)
     lines = summarise(histories)
     if not lines:
         raise InvalidSetting("algorithms", algorithms, "algorithms of which at least one run finishes")

@@ -5,18 +5,27 @@ from fedsieve.runs.comparison import Line, Spread, compare, rounds_to, summarise
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
 from fedsieve.runs.experiment import History, assemble, load, run
+from fedsieve.runs.frames import RunFrames, load_run
+from fedsieve.runs.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
 __all__ = [
     "Callback",
     "Config",
     "History",
     "Line",
+    "MLflowTracker",
     "RunDirectory",
+    "RunFrames",
     "Spread",
+    "TensorBoardTracker",
+    "Tracker",
+    "WandbTracker",
     "assemble",
     "compare",
     "load",
+    "load_run",
     "rounds_to",
     "run",
     "summarise",
+    "tracker",
 ]
