@@ -74,7 +74,7 @@ def see_mlflow(folder: Path) -> list[Seen]:
 def see_wandb(folder: Path) -> list[Seen]:
     Record = import_module("wandb.proto.wandb_internal_pb2").Record
     runs: dict[str, Seen] = {}
-    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+    for file in settled(folder):
         for content in log_records(file.read_bytes()):
             record = Record.FromString(content)
             kind = record.WhichOneof("record_type")
@@ -92,6 +92,18 @@ def see_wandb(folder: Path) -> list[Seen]:
             elif kind == "exit":
                 seen.finished = record.exit.exit_code == 0
     return list(runs.values())
+
+
+def settled(folder: Path) -> list[Path]:
+    """W&B's files once they no longer change: a process of its own writes them, a little after `finish` returns."""
+    before: list[tuple[Path, int]] = []
+    for _ in range(20):
+        files = [(file, file.stat().st_size) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+        if files and files == before:
+            break
+        before = files
+        time.sleep(0.7)
+    return [file for file, _ in before]
 
 
 def log_records(content: bytes) -> list[bytes]:
