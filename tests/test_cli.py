@@ -146,6 +146,7 @@ def test_compare_prints_the_table_and_draws_the_pictures(typed: Typed, tmp_path:
     words = ["compare", "--algorithms", "fedavg,fedcm-ts", "--seeds", "2", *QUICK, "--out", "both"]
     status, printed, _ = typed(*words)
     assert status == 0 and "FedCM-TS" in printed and "±" in printed
+    assert "<html" in (tmp_path / "both" / "report.html").read_text()
     for name in ("curves.png", "participation.png"):
         assert (tmp_path / "both" / name).read_bytes().startswith(b"\x89PNG")
     record = json.loads((tmp_path / "both" / "comparison.json").read_text())
@@ -155,6 +156,23 @@ def test_compare_prints_the_table_and_draws_the_pictures(typed: Typed, tmp_path:
     assert again["algorithms"] == record["algorithms"]  # read, not run again
     status, _, said = typed(*words, "--lr", "7")
     assert status == 2 and said.startswith("error: lr: 7.0")
+
+
+def test_report_writes_a_page_of_what_is_whole(typed: Typed, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("good", "cut", "unfinished"):
+        typed("run", *QUICK, "--algorithm", "fedca", "--out", f"all/{name}")
+    (tmp_path / "all" / "unfinished" / "summary.json").unlink()
+    rows = tmp_path / "all" / "cut" / "metrics.jsonl"
+    rows.write_text(rows.read_text()[:-40])
+    status, printed, _ = typed("report", "all", "--out", "page.html")
+    assert status == 0 and printed == "page.html\n"
+    assert "FedCA" in (tmp_path / "page.html").read_text()
+    assert "cut is left out: it is damaged (1 whole rows of 2)" in caplog.text
+    assert "unfinished is left out: it is not finished" in caplog.text
+    (tmp_path / "none").mkdir()
+    for words, said in ((["none"], "runs: 'none'"), (["nowhere"], "runs: 'nowhere'")):
+        status, _, error = typed("report", *words)
+        assert status == 2 and error.startswith("error: ") and said in error and error.count("\n") == 1
 
 
 def test_profile_shows_where_the_time_goes(typed: Typed, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fedsieve.cli.flags import Given, with_config_flags
 from fedsieve.cli.progress import RunProgress
 from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
-from fedsieve.runs import Callback, RunDirectory, compare, run, summarise, tracker
+from fedsieve.runs import Callback, RunDirectory, compare, find_runs, run, summarise, tracker
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
@@ -122,6 +122,7 @@ def compare_command(
     mean ± standard deviation over seeds, and the rounds it took to reach the first algorithm's final accuracy.
     """
     from fedsieve.report import figures, style
+    from fedsieve.report.page import write_page
     from fedsieve.report.tables import comparison_table
 
     config = settings.config()
@@ -156,12 +157,36 @@ def compare_command(
         return
     console = Console(width=None if Console().is_terminal else 100)
     console.print(comparison_table(lines))
-    for path in [*pictures, out / "comparison.json"]:
+    page = write_page([history for name in done for history in done[name]], out / "report.html", title)
+    for path in [page, *pictures, out / "comparison.json"]:
         print(path)
 
 
 app.command("run")(with_config_flags(run_command))
 app.command("compare")(with_config_flags(compare_command, leave_out=("algorithm",)))
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run directories, or folders that hold some")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the page to write")] = Path("runs/report.html"),
+    title: Annotated[str | None, typer.Option(help="its title")] = None,
+) -> None:
+    """Write one interactive web page about finished runs: a single file that needs no network.
+
+    Runs that differ in nothing but algorithm and seed are averaged; other settings have parts of their own. Unfinished
+    and damaged runs are named and left out.
+    """
+    from fedsieve.report.page import write_page
+
+    histories = find_runs(runs)
+    if not histories:
+        raise InvalidSetting("runs", " ".join(map(str, runs)), "folders with at least one finished run")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        print(write_page(histories, out, title))
+    except OSError as error:
+        raise InvalidSetting("out", str(out), f"a file that can be written to ({error.strerror})") from None
 
 
 @app.command("algorithms")

@@ -4,7 +4,7 @@ from fedsieve.runs.callback import Callback
 from fedsieve.runs.comparison import Line, Spread, compare, rounds_to, summarise
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
-from fedsieve.runs.experiment import History, assemble, load, run
+from fedsieve.runs.experiment import History, assemble, find_runs, load, run
 from fedsieve.runs.frames import RunFrames, load_run
 from fedsieve.runs.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
@@ -22,6 +22,7 @@ __all__ = [
     "WandbTracker",
     "assemble",
     "compare",
+    "find_runs",
     "load",
     "load_run",
     "rounds_to",

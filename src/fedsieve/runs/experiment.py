@@ -20,7 +20,7 @@ from fedsieve.averaging import Scheme
 from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset
 from fedsieve.engines import Engine, LanesEngine, SequentialEngine, WorkersEngine
-from fedsieve.errors import InvalidSetting
+from fedsieve.errors import FedSieveError, InvalidSetting, MissingData
 from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
 from fedsieve.runs.callback import Callback
@@ -136,6 +136,26 @@ def load(path: Path | str) -> History:
     """A finished run from its directory (without its model)."""
     directory = RunDirectory(path)
     return History(directory.config(), directory.rows(), directory.summary())
+
+
+def find_runs(places: Sequence[Path]) -> list[History]:
+    """The finished runs in these folders and below; what is unfinished or damaged is left out with a warning."""
+    histories = []
+    for place in places:
+        if not place.is_dir():
+            raise InvalidSetting("runs", str(place), "folders of runs")
+        for folder in sorted(file.parent for file in place.rglob("config.yaml")):
+            try:
+                history = load(folder)
+                if len(history.rows) != history.summary["rounds"]:
+                    raise ValueError(f"{len(history.rows)} whole rows of {history.summary['rounds']}")
+            except MissingData:
+                log.warning("%s is left out: it is not finished", folder)
+            except (FedSieveError, ValueError, KeyError, TypeError, OSError) as error:
+                log.warning("%s is left out: it is damaged (%s)", folder, " ".join(str(error).split()))
+            else:
+                histories.append(history)
+    return histories
 
 
 def assemble(
