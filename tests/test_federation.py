@@ -206,6 +206,7 @@ def test_table_1_lists_the_parts_of_each_algorithm() -> None:
         "fedprox-ca": (True, False, proportional, "proximal"),
         "fedcm-ucb": (True, True, "bandit (UCB), without replacement", "plain"),
         "fedcm-ts": (True, True, "bandit (Thompson), without replacement", "plain"),
+        "server-only": (False, False, "nobody: the server's validation data", "plain"),
     }
     assert json.dumps(table())
 
