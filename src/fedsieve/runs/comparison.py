@@ -83,8 +83,8 @@ def compare(
     """Run every algorithm with every seed under `out`; finished runs are read, unfinished ones go on.
 
     On a GPU, `at_once` runs (default: 2) share it and its copy of the data, so that it trains clients of one while
-    another scores, searches and writes; on a CPU one run already keeps every core busy. What each run computes does
-    not change. A run that fails for too few usable models is left out with a warning, the others go on.
+    another scores, searches and writes; on a CPU one run already keeps every core busy. A run that fails for too few
+    usable models is left out with a warning, the others go on.
     """
     configs = grid(config, algorithms, seeds)
     device = find_device(config.device)
