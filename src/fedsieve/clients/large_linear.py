@@ -21,7 +21,7 @@ def add_gradients_in_place(module: nn.Module) -> None:
     """Make the large linear layers of `module` do so, wherever its parameters have a `grad`."""
     for layer in module.modules():
         if type(layer) is nn.Linear and layer.weight.numel() >= LARGE and layer.weight.grad is not None:
-            layer.forward = partial(_forward, layer, layer.weight)  # type: ignore
+            layer.forward = partial(_forward, layer, layer.weight)  # type: ignore[method-assign, arg-type]
 
 
 def _forward(layer: nn.Linear, weight: nn.Parameter, inputs: Tensor) -> Tensor:
