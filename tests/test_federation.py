@@ -18,7 +18,7 @@ from fedsieve.algorithms import ALGORITHMS, Options, find, table
 from fedsieve.averaging import Coefficients, Kept, Scheme, fedavg, fedpdp
 from fedsieve.engines import Engine, SequentialEngine, Update
 from fedsieve.errors import InvalidSetting, TooFewUpdates, TooManyModels
-from fedsieve.federation import Federation
+from fedsieve.federation import Federation, _is_finite
 from fedsieve.filtering import Candidates, CombinatorialFilter, KeepAll, ModelFilter, Selection
 from fedsieve.runs import Config
 from fedsieve.runs.experiment import assemble
@@ -576,3 +576,11 @@ def test_diverging_clients_fail_the_round_not_the_federation() -> None:
     with pytest.raises(TooFewUpdates, match="NaN"):
         here.play(1)
     assert torch.equal(here.model, engine.initial_model())
+
+
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [([3e38, 3e38], True), ([-3e38, -3e38, 1.0], True), ([1.0, math.nan], False), ([math.inf, -math.inf], False)],
+)
+def test_large_numbers_are_not_taken_for_infinite_ones(values: list[float], finite: bool) -> None:
+    assert _is_finite(torch.tensor(values)) is finite

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,17 @@ def test_packing_gives_every_client_one_lane_and_no_lane_much_more_than_it_must(
     assert longest <= sum(steps) / lanes + (1 - 1 / lanes) * max(steps, default=0) + 1e-9
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3))
+def test_packing_longest_first_is_near_the_best_there_is(steps: list[int], lanes: int) -> None:
+    def longest(lane_of: Sequence[int]) -> int:
+        return max(sum(step for step, own in zip(steps, lane_of, strict=True) if own == lane) for lane in range(lanes))
+
+    best = min(longest(lane_of) for lane_of in product(range(lanes), repeat=len(steps)))
+    packed = {place: lane for lane, places in enumerate(pack(steps, lanes)) for place in places}
+    # Graham (1969) for the longest first; in the order given, [1, 1, 1, 3] on two lanes would take 4 instead of 3.
+    assert longest([packed[place] for place in range(len(steps))]) <= (4 / 3 - 1 / (3 * lanes)) * best + 1e-9
+
+
 @given(
     st.integers(1, 50), st.integers(1, 20), st.integers(1, 3), st.none() | st.integers(1, 12), st.booleans(), st.data()
 )
@@ -71,7 +84,9 @@ def test_a_plan_holds_the_batches_and_draws_of_the_reference(
     plan = Plan(settings, data.draw(st.permutations(held.tolist()).map(np.array)), seed=1, round=2, client=7)
     expected = list(settings.batches(examples, 1, 2, 7))
     random = generator(1, "augmentation", 2, 7)
-    assert plan.steps == len(expected) and plan.counts.tolist() == [len(positions) for positions in expected]
+    assert plan.steps == settings.step_count(examples) == len(expected) and plan.counts.tolist() == [
+        len(positions) for positions in expected
+    ]
     planned, draws = plan.batches(0, plan.steps)
     for step, positions in enumerate(expected):
         assert planned[step, : len(positions)].tolist() == held[positions].tolist()

@@ -40,6 +40,12 @@ class LocalTraining:
     augment: bool = False
     objective: Objective = field(default_factory=Plain)
 
+    def step_count(self, examples: int) -> int:
+        """How many steps a client with so many examples makes in a round."""
+        if self.steps is not None:
+            return self.steps if examples else 0
+        return self.epochs * -(-examples // self.batch_size)
+
     def batches(self, examples: int, seed: int, round: int, client: int) -> Iterator[NDArray[np.int64]]:
         """The positions of each step's examples [batch]: a new order every pass, the last batch perhaps smaller."""
         random = generator(seed, "batches", round, client)

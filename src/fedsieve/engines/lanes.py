@@ -144,7 +144,7 @@ class LanesEngine(SequentialEngine):
         losses = torch.zeros(len(clients), dtype=torch.float64, device=self.device)
         errors: dict[int, str] = {}
         clocks = [(_event(), _event()) for _ in clients]
-        steps = [_step_count(self.settings, len(self.partition[client])) for client in clients]
+        steps = [self.settings.step_count(len(self.partition[client])) for client in clients]
 
         def take_turns(lane: Lane, mine: Sequence[int]) -> Iterator[None]:
             for place in mine:
@@ -484,12 +484,6 @@ def pack(steps: Sequence[int], lanes: int) -> list[list[int]]:
         spread[lane].append(place)
         load[lane] += steps[place]
     return spread
-
-
-def _step_count(settings: LocalTraining, examples: int) -> int:
-    if settings.steps is not None:
-        return settings.steps if examples else 0
-    return settings.epochs * -(-examples // settings.batch_size)
 
 
 _loading = Lock()
