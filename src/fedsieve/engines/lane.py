@@ -1,0 +1,311 @@
+"""One lane of a GPU: a client's step captured as a CUDA graph, with all that the step touches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from weakref import finalize
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedsieve.clients import LocalTraining, Proximal
+from fedsieve.data import Dataset
+from fedsieve.engines.precision import Precision, arithmetic
+from fedsieve.engines.sequential import one_line
+from fedsieve.engines.streams import borrow, give_back
+from fedsieve.vector import Layout
+
+FEED_BYTES = 16 * 2**20  # of training inputs prepared ahead for each lane
+
+
+class CannotCapture(Exception):
+    """Why a model's step can't be replayed."""
+
+
+class Common:
+    """What all lanes of an engine share: the model of the round, and where each parameter lies in a lane's buffers.
+
+    A parameter starts at a multiple of 64 numbers, and convolutions' weights lie channels-last, as the GPU wants them,
+    unless the module can't have it so.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        dataset: Dataset,
+        settings: LocalTraining,
+        precision: Precision,
+        device: torch.device,
+        channels_last: bool,
+    ) -> None:
+        if layout.dtype != torch.float32:
+            raise CannotCapture(f"its parameters are {layout.dtype}, not float32")
+        self.module, self.layout, self.dataset, self.settings = module, layout, dataset, settings
+        self.precision, self.device, self.channels_last = precision, device, channels_last
+        trained = [piece for piece in layout.pieces if piece.start < layout.parameters]
+        self.trained = trained
+        starts = np.cumsum([0, *(-(-(piece.stop - piece.start) // 64) * 64 for piece in trained)])
+        self.starts, self.size = starts[:-1].tolist(), int(starts[-1])
+        self.rest = layout.pieces[len(trained) :]
+        self.model = torch.zeros(layout.size, device=device)
+        self.received = torch.zeros(self.size, device=device)
+        self.rate = torch.zeros(1, device=device)
+        self.descend = _best_sgd()
+        self.mixes_examples = self._look_at_module()
+
+    def begin(self, model: Tensor, rate: float) -> None:
+        """A round begins: `model` [size] is what clients receive."""
+        self.model.copy_(model)
+        self.rate.fill_(rate)
+        torch._foreach_copy_(self.views(self.received), self.pieces(self.model))
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """The parameters in a lane's buffer [self.size], each in its own shape."""
+        return [
+            _shaped(buffer[start:], piece.shape, self.channels_last)
+            for start, piece in zip(self.starts, self.trained, strict=True)
+        ]
+
+    def storages(self, buffer: Tensor) -> list[Tensor]:
+        """The same as flat stretches of the buffer."""
+        return [
+            buffer[start : start + piece.stop - piece.start]
+            for start, piece in zip(self.starts, self.trained, strict=True)
+        ]
+
+    def pieces(self, model: Tensor) -> list[Tensor]:
+        """The parameters in a flat model [layout.size], each in its own shape."""
+        return [model[piece.start : piece.stop].view(piece.shape) for piece in self.trained]
+
+    def _look_at_module(self) -> bool:
+        """Whether an example's output depends on the others in its batch, as with batch norm."""
+        module = copy.deepcopy(self.module).train()
+        random = torch.Generator(self.device).manual_seed(0)
+        batch = torch.randn(8, *self.dataset.input_shape, device=self.device, generator=random)
+        other = torch.cat([batch[:4], 3 * batch[4:] + 1])
+        with torch.random.fork_rng(devices=[self.device]), torch.no_grad():
+            before = torch.cuda.get_rng_state(self.device)
+            try:
+                first, second = module(batch)[:4], module(other)[:4]
+            except Exception as error:
+                raise CannotCapture(one_line(error)) from error
+            if not torch.equal(before, torch.cuda.get_rng_state(self.device)):
+                raise CannotCapture("it draws random numbers")
+        return not torch.allclose(first, second, rtol=1e-2, atol=1e-2 * float(first.abs().max()))
+
+
+class Lane:
+    """One captured step with all it touches. Its methods are called inside `torch.cuda.stream(lane.stream)`."""
+
+    def __init__(self, common: Common) -> None:
+        self.common = common
+        stream = borrow(common.device)
+        if stream is None:
+            raise CannotCapture("other runs have all the GPU's streams")
+        self.stream = stream
+        finalize(self, give_back, common.device, stream)
+        settings, device = common.settings, common.device
+        self.weights = torch.zeros(common.size, device=device)
+        self.velocity = torch.zeros(common.size if settings.momentum else 0, device=device)
+        self.rounded = torch.zeros(
+            common.size if common.precision == "bf16" else 0, device=device, dtype=torch.bfloat16
+        )
+        self.module = copy.deepcopy(common.module).to(device).train()
+        self._bind()
+        fuse_where_possible(self.module)
+
+        shape = common.dataset.input_shape
+        self._image = len(shape) == 3
+        stored = (shape[1], shape[2], shape[0]) if self._image else shape
+        kind = torch.bfloat16 if common.precision == "bf16" else torch.float32
+        step_bytes = settings.batch_size * int(np.prod(shape)) * kind.itemsize
+        self.feed_steps = max(1, FEED_BYTES // step_bytes)
+        batch = (self.feed_steps, settings.batch_size)
+        self._inputs = torch.zeros(*batch, *stored, device=device, dtype=kind)
+        self._labels = torch.zeros(*batch, device=device, dtype=torch.int64)
+        self._shares = torch.zeros(*batch, device=device)
+        self._losses = torch.zeros(self.feed_steps, device=device)
+        self._counts = torch.zeros(self.feed_steps, device=device, dtype=torch.float64)
+        self._cursor = torch.zeros(1, device=device, dtype=torch.int64)
+        self._graph = self._capture()
+
+    def begin(self) -> None:
+        """Start from the round's model."""
+        self.weights.copy_(self.common.received)
+        self.velocity.zero_()
+        if self.common.precision == "bf16":
+            self.rounded.copy_(self.weights)
+        with torch.no_grad():
+            for piece, tensor in zip(self.common.rest, self._rest, strict=True):
+                tensor.copy_(self.common.model[piece.start : piece.stop].view(piece.shape))
+
+    def feed(self, inputs: Tensor, labels: Tensor, counts: NDArray[np.int64]) -> None:
+        """Take inputs [steps · batch, ...] and labels [steps · batch], of each step `counts` [steps] real."""
+        steps = len(counts)
+        stored = inputs.permute(0, 2, 3, 1) if self._image else inputs
+        self._inputs[:steps].copy_(stored.view(steps, -1, *stored.shape[1:]))
+        self._labels[:steps].copy_(labels.view(steps, -1))
+        real = to_gpu(counts, self.common.device)
+        self._counts[:steps].copy_(real)
+        place = torch.arange(self._shares.shape[1], device=self.common.device)
+        self._shares[:steps].copy_((place < real[:, None]) / real[:, None])
+        self._losses.zero_()
+        self._cursor.zero_()
+
+    def step(self, count: int) -> None:
+        """One step on the next batch, of which `count` examples are real."""
+        if self.common.mixes_examples and count < self._shares.shape[1]:
+            with arithmetic(self.common.precision, self.common.device):
+                self._step(count, _plain_sgd)
+        else:
+            self._graph.replay()
+
+    def loss(self) -> Tensor:
+        """The sum of the losses of all real examples since `feed`, []."""
+        return self._losses.double() @ self._counts
+
+    def read(self, model: Tensor) -> None:
+        """Write the trained state into `model` [layout.size]."""
+        torch._foreach_copy_(self.common.pieces(model), self.common.views(self.weights))
+        for piece, tensor in zip(self.common.rest, self._rest, strict=True):
+            model[piece.start : piece.stop].view(piece.shape).copy_(tensor.detach())
+
+    def _bind(self) -> None:
+        """Make the module's parameters views of the lane's buffers: rounded ones for what runs in bf16."""
+        named = dict(self.module.named_parameters())
+        exact = rounded = self.common.views(self.weights)
+        in_bf16 = set()
+        if self.common.precision == "bf16":
+            rounded = self.common.views(self.rounded)
+            in_bf16 = {
+                id(parameter)
+                for module in self.module.modules()
+                if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+                for parameter in module.parameters(recurse=False)
+            }
+        self._parameters = [named[piece.name] for piece in self.common.trained]
+        self._is_rounded = [id(parameter) in in_bf16 for parameter in self._parameters]
+        for place, parameter in enumerate(self._parameters):
+            parameter.data = rounded[place] if self._is_rounded[place] else exact[place]
+        tensors = named | dict(self.module.named_buffers())
+        self._rest = [tensors[piece.name] for piece in self.common.rest]
+
+    def _step(self, count: int, descend: Callable[..., None]) -> None:
+        inputs = self._inputs.index_select(0, self._cursor)[0, :count]
+        labels = self._labels.index_select(0, self._cursor)[0, :count]
+        shares = self._shares.index_select(0, self._cursor)[0, :count]
+        if self._image:
+            inputs = inputs.permute(0, 3, 1, 2)
+        logits = self.module(inputs if self.common.channels_last else inputs.contiguous())
+        loss = (cross_entropy(logits.float(), labels, reduction="none") * shares).sum()
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        with torch.no_grad():
+            self._descend(gradients, descend)
+            self._losses.index_copy_(0, self._cursor, loss.detach()[None])
+            self._cursor += 1
+
+    def _descend(self, gradients: Sequence[Tensor | None], descend: Callable[..., None]) -> None:
+        settings, common = self.common.settings, self.common
+        mu = settings.objective.mu if isinstance(settings.objective, Proximal) else 0.0
+        views = common.views(self.weights)
+        storages = [common.storages(buffer) for buffer in (self.weights, common.received, self.rounded)]
+        velocities = common.storages(self.velocity) if settings.momentum else storages[0]
+        for place, (weights, received, rounded, velocity) in enumerate(zip(*storages, velocities, strict=True)):
+            gradient = gradients[place]
+            if gradient is None:
+                gradient = torch.zeros_like(views[place])
+            elif gradient.stride() != views[place].stride():
+                gradient = torch.empty_like(views[place], dtype=gradient.dtype).copy_(gradient)
+            flat = gradient.as_strided((gradient.numel(),), (1,))
+            half = rounded if self._is_rounded[place] else None
+            descend(
+                flat,
+                weights,
+                velocity,
+                half,
+                received,
+                common.rate,
+                settings.momentum,
+                settings.weight_decay,
+                mu,
+            )
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        batch = self._shares.shape[1]
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(torch.cuda.current_stream(self.common.device))
+        try:
+            with torch.cuda.stream(self.stream):
+                for _ in range(3):  # libraries choose and load their kernels now, not while capturing
+                    self._cursor.zero_()
+                    self._step(batch, self.common.descend)
+                self._cursor.zero_()
+                self.stream.synchronize()
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._step(batch, self.common.descend)
+                finally:
+                    graph.capture_end()
+        except Exception as error:
+            cause = error.__context__ or error
+            raise CannotCapture(one_line(cause if isinstance(cause, Exception) else error)) from error
+        return graph
+
+
+def _shaped(stretch: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
+    """The beginning of a flat stretch as a parameter of `shape`, where it has four dimensions perhaps channels-last."""
+    flat = stretch[: int(np.prod(shape))]
+    if len(shape) != 4 or not channels_last:
+        return flat.view(shape)
+    out, channels, height, width = shape
+    return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _plain_sgd(
+    gradient: Tensor,
+    weights: Tensor,
+    velocity: Tensor,
+    rounded: Tensor | None,
+    received: Tensor,
+    rate: Tensor,
+    momentum: float,
+    decay: float,
+    mu: float,
+) -> None:
+    """What `fused_sgd` does, in PyTorch's own operations."""
+    gradient = gradient.float()
+    if mu:
+        gradient = gradient.add(weights, alpha=mu).add_(received, alpha=-mu)
+    gradient = gradient.add(weights, alpha=decay)
+    if momentum:
+        gradient = velocity.mul_(momentum).add_(gradient)
+    weights.addcmul_(gradient, rate, value=-1)
+    if rounded is not None:
+        rounded.copy_(weights)
+
+
+def _best_sgd() -> Callable[..., None]:
+    try:
+        from fedsieve.engines.fused_sgd import fused_sgd
+    except ImportError:  # no Triton here
+        return _plain_sgd
+    return fused_sgd
+
+
+def fuse_where_possible(module: nn.Module) -> None:
+    """Fewer passes over what convolutions put out, where Triton is there."""
+    try:
+        from fedsieve.engines.fused_layers import fuse
+    except ImportError:
+        return
+    fuse(module)
+
+
+def to_gpu(array: NDArray[np.int64], device: torch.device) -> Tensor:
+    """A copy on the GPU that the host doesn't wait for."""
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
