@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedsieve
 from fedsieve.randomness import generator, keys, torch_draws
 
 ANY_ID = st.integers(-(2**63), 2**63 - 1)
@@ -128,3 +131,10 @@ def test_torch_draws_do_not_depend_on_what_was_drawn_before() -> None:
 @pytest.mark.parametrize("other", OTHERS)
 def test_torch_draws_differ_by_each_argument(other: tuple[int, str, int, int]) -> None:
     assert drawn_by_torch(*BASE) != drawn_by_torch(*other)
+
+
+def test_the_global_generators_are_used_in_one_place_where_threads_wait_for_each_other() -> None:
+    """Forking them elsewhere gave runs of other threads other initial models."""
+    source = Path(fedsieve.__file__).parent
+    users = {file.name for file in source.rglob("*.py") if "fork_rng" in file.read_text(encoding="utf-8")}
+    assert users == {"randomness.py"}

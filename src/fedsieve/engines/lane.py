@@ -17,6 +17,7 @@ from fedsieve.data import Dataset
 from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.engines.sequential import one_line
 from fedsieve.engines.streams import borrow, give_back
+from fedsieve.randomness import torch_draws
 from fedsieve.vector import Layout
 
 FEED_BYTES = 16 * 2**20  # of training inputs prepared ahead for each lane
@@ -88,7 +89,7 @@ class Common:
         random = torch.Generator(self.device).manual_seed(0)
         batch = torch.randn(8, *self.dataset.input_shape, device=self.device, generator=random)
         other = torch.cat([batch[:4], 3 * batch[4:] + 1])
-        with torch.random.fork_rng(devices=[self.device]), torch.no_grad():
+        with torch_draws(0, "a look at the module", device=self.device), torch.no_grad():
             before = torch.cuda.get_rng_state(self.device)
             try:
                 first, second = module(batch)[:4], module(other)[:4]

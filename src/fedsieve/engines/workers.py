@@ -24,6 +24,7 @@ from fedsieve.clients import LocalTraining, Trainer
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
 from fedsieve.engines.sequential import SequentialEngine, single_thread
+from fedsieve.randomness import torch_draws
 
 log = logging.getLogger("fedsieve")
 
@@ -138,7 +139,7 @@ class WorkersEngine(SequentialEngine):
         """Whether the module draws from PyTorch's generator in training, which all threads share; yes if in doubt."""
         module = copy.deepcopy(self.module).train()
         inputs, _ = self._examples("train", np.arange(min(2, len(self.dataset.train_labels))))
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), single_thread():
+        with torch_draws(self.seed, "a look at the module"), torch.no_grad(), single_thread():
             before = torch.get_rng_state()
             try:
                 module(inputs)

@@ -6,6 +6,7 @@ from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
 from fedsieve.runs.experiment import History, assemble, find_runs, load, run
 from fedsieve.runs.frames import RunFrames, load_run
+from fedsieve.runs.many import run_many
 from fedsieve.runs.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "load_run",
     "rounds_to",
     "run",
+    "run_many",
     "summarise",
     "tracker",
 ]

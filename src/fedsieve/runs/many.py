@@ -1,0 +1,122 @@
+"""Many runs: skip what is finished, go on with what was begun, several at once where a GPU has room."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+
+from fedsieve.engines.streams import RUNS_AT_ONCE, borrow, give_back
+from fedsieve.errors import InvalidSetting, TooFewUpdates
+from fedsieve.runs.callback import Callback
+from fedsieve.runs.config import Config
+from fedsieve.runs.directory import RunDirectory
+from fedsieve.runs.experiment import History, check_same_run, find_device, run
+
+log = logging.getLogger("fedsieve")
+
+
+def run_many(
+    runs: Mapping[Path, Config], callbacks: Sequence[Callback] = (), at_once: int | None = None
+) -> dict[Path, History]:
+    """Run every configuration in its folder; finished runs are read, unfinished ones go on.
+
+    On a GPU, `at_once` runs (default: 2) share it and its copy of the data, so that it trains clients of one while
+    another scores, searches and writes; on a CPU one run already keeps every core busy. A run that fails for too few
+    usable models is left out with a warning, the others go on. All runs are on the device that the first one names.
+    """
+    if not runs:
+        return {}
+    device = find_device(next(iter(runs.values())).device)
+    if at_once is None:
+        at_once = 2 if device.type == "cuda" else 1
+    if not 1 <= at_once <= RUNS_AT_ONCE:
+        raise InvalidSetting("at_once", at_once, f"1 to {RUNS_AT_ONCE}")
+    for folder, config in runs.items():
+        directory = RunDirectory(folder)
+        if directory.exists:
+            check_same_run(directory, config, resume=True)
+    stop = Stop()
+    shared = [stop, *(OneAtATime(callback) for callback in callbacks)]
+
+    def job(folder: Path, config: Config) -> History | None:
+        try:
+            with _own_stream(device):
+                return run(config, out=folder, resume=True, callbacks=shared)
+        except TooFewUpdates as error:
+            log.warning("%s, seed %d: %s", config.algorithm, config.seed, error)
+        except Stopped:
+            pass
+        return None
+
+    if at_once == 1:
+        done = [job(folder, config) for folder, config in runs.items()]
+    else:
+        with ThreadPoolExecutor(at_once) as threads:
+            jobs = [threads.submit(job, folder, config) for folder, config in runs.items()]
+            try:
+                ended = wait(jobs, return_when=FIRST_EXCEPTION).done
+                done = [future.result() for future in (jobs if len(ended) == len(jobs) else ended)]
+            except BaseException:  # an error or Ctrl-C: the other runs end with the round they are in
+                stop.asked = True
+                threads.shutdown(cancel_futures=True)
+                raise
+    return {folder: history for folder, history in zip(runs, done, strict=True) if history is not None}
+
+
+class Stopped(Exception):
+    """A run was asked to end early."""
+
+
+class Stop(Callback):
+    """Ends runs after the round they are in, once `asked`."""
+
+    asked = False
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        """A round is done and written."""
+        if self.asked:
+            raise Stopped
+
+
+class OneAtATime(Callback):
+    """Passes on to `callback` what happens in runs of several threads, never two things at once."""
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
+        self.turn = Lock()
+
+    def on_start(self, config: Config, done: int) -> None:
+        """A run begins or goes on."""
+        with self.turn:
+            self.callback.on_start(config, done)
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        """A round is done."""
+        with self.turn:
+            self.callback.on_round(row)
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        """A run is done."""
+        with self.turn:
+            self.callback.on_end(summary)
+
+
+@contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """Inside, a thread's GPU work waits for nobody else's."""
+    stream = borrow(device) if device.type == "cuda" else None
+    if stream is None:
+        yield
+        return
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        give_back(device, stream)
