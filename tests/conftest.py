@@ -1,13 +1,17 @@
-"""How tests run here: hypothesis never against the clock, and what needs a GPU only where one is."""
+"""How tests run here: hypothesis never against the clock, what needs a GPU only where one is, commands as typed."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from fedsieve import cli
 
 settings.register_profile(
     # Repeatable on a build machine.
@@ -25,3 +29,24 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+class Typed:
+    """What a command printed and how it ended."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *words: str | Path) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["fedsieve", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = self.capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
+    monkeypatch.chdir(tmp_path)
+    return Typed(capsys, monkeypatch)

@@ -8,32 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import Typed
 
-from fedsieve import cli
 from fedsieve.stopwatch import PHASES
 
 QUICK = ["--rounds", "2", "--clients", "8", "--local-epochs", "1", "--device", "cpu"]
-
-
-class Typed:
-    """What a command printed and how it ended."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.monkeypatch = capsys, monkeypatch
-
-    def __call__(self, *words: str | Path) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["fedsieve", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = self.capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
-
-
-@pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
-    monkeypatch.chdir(tmp_path)
-    return Typed(capsys, monkeypatch)
 
 
 def test_run_writes_a_directory_and_says_where(typed: Typed, tmp_path: Path) -> None:

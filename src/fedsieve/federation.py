@@ -48,7 +48,7 @@ class Federation:
 
     `clients` [n] are the ids of the clients that hold data and `weights` [n] their p_k. A round asks
     round(ratio · n) of them and fails, leaving everything as it was, when fewer than `min_updates` usable models
-    come back.
+    come back. With `watch_models` a round says how each model does on each class even if no filter looks at that.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Federation:
         averaging: Scheme,
         seed: int,
         min_updates: int = 1,
+        watch_models: bool = False,
     ) -> None:
         order = np.argsort(clients)
         self.clients = clients[order]
@@ -73,6 +74,7 @@ class Federation:
         self.filter = filter
         self.averaging = averaging
         self.min_updates = min_updates
+        self.watch_models = watch_models
         self.model = engine.initial_model()
         self.stopwatch = Stopwatch(self.model.device)
         sampler.begin(seed, self.clients, self.weights)
@@ -107,6 +109,9 @@ class Federation:
             coefficients = self._coefficients(kept, selection, drawn)
             self.model = combine(self.model, [models[position] for position in selection.kept], coefficients)
 
+        if self.watch_models and not logits.numel():
+            with phase("score"):
+                logits = self.engine.logits(models, "validation")
         losses = {update.client: update.loss for update in updates}
         kept_ids = [update.client for update in kept]
         with phase("sample"):

@@ -34,7 +34,10 @@ def _run() -> int:
         print(f"error: {_one_line(str(problem))}", file=sys.stderr)
         return 1 if isinstance(problem, FetchFailed | TooFewUpdates) else 2
     except (KeyboardInterrupt, click.Abort):
-        print("interrupted; what was done is kept, and --resume (or the same compare) goes on", file=sys.stderr)
+        print(
+            "interrupted; what was done is kept, and run with --resume, or the same comparison, goes on",
+            file=sys.stderr,
+        )
         return 130
     except OSError as problem:
         print(f"error: {_one_line(str(problem))}", file=sys.stderr)

@@ -189,6 +189,57 @@ def report_command(
         raise InvalidSetting("out", str(out), f"a file that can be written to ({error.strerror})") from None
 
 
+@app.command("reproduce")
+def reproduce_command(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="TARGET...", help="table2 to table5, figure1, 2, 3, 5 or 6, claims, or all"),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="on bundled data, in minutes on a laptop: the shape, not the numbers")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="seeds of every run (default: 3; table2 2, figure5 and figure6 1)")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="rounds of every run (default: 100; with --quick 20)")] = None,
+    dataset: Annotated[str | None, typer.Option(help="the data set (default: cifar10; with --quick digits)")] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    at_once: Annotated[
+        int | None, typer.Option(help="runs that share a GPU at a time, 1 to 3 (default: 2 there, 1 on a CPU)")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="records, tables and figures (default: under runs/)")
+    ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="run nothing: tables and figures from the records that are there")
+    ] = False,
+) -> None:
+    """Reproduce the paper's tables and figures, its numbers beside ours.
+
+    Begin with `fedsieve reproduce all --quick`. Runs that tables share are made once; each finished run is one small
+    JSON file in DIR/records. What is there is not run again, whoever made it: put records of other machines or seeds
+    there and they count. Interrupted, the same command goes on.
+    """
+    from fedsieve.reproduction import Reproduction, Study, find_targets, write_up
+
+    names = find_targets(targets)
+    on_gpu = find_device(device).type == "cuda"
+    precision = "bf16" if on_gpu else "fp32"
+    study = Study.of(quick, rounds, dataset, device=device, data_dir=data_dir, precision=precision)
+    reproduction = Reproduction(study, names, seeds, out or Path("runs/paper-quick" if quick else "runs/paper"))
+    if not report_only:
+        missing = reproduction.missing()
+        with RunProgress(sum(config.rounds for config in missing.values())) as progress:
+            reproduction.run([progress], at_once)
+    outcome = write_up(reproduction)
+    console = Console(width=None if Console().is_terminal else 120)
+    for table in outcome.tables:
+        console.print(table.rich())
+    for path in outcome.files:
+        print(path)
+
+
 @app.command("algorithms")
 def algorithms_command(as_json: Json = False) -> None:
     """Print the algorithms as the paper's Table 1, read off the code."""

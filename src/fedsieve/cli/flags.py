@@ -35,7 +35,7 @@ PANELS = {
         "precision",
     ),
     "Readings of the paper": ("mu", "score", "scored_by", "search", "coefficients", "refresh"),
-    "Where": tuple(sorted(PLACE - {"data_dir"})),
+    "Where, and what is noted": tuple(sorted(PLACE - {"data_dir"})),
 }
 
 

@@ -15,37 +15,106 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Curves = Mapping[str, Sequence[Sequence[float]]]
+"""Runs of accuracies in [0, 1] by the name of their algorithm."""
+
 NOT_ASKED, ASKED, TAKEN = 0, 1, 2
 
 
-def accuracy_curves(curves: Mapping[str, Sequence[Sequence[float]]], title: str = "") -> Figure:
+def accuracy_curves(curves: Curves, title: str = "") -> Figure:
     """Test accuracy over rounds: for each algorithm the mean over its runs, and a band of one standard deviation.
 
     `curves` maps algorithm names to runs of accuracies in [0, 1].
     """
     figure = new_figure(8, 4.6)
     axes = figure.add_subplot()
+    colours = {name: colour(name, position) for position, name in enumerate(curves)}
+    _label_ends(axes, _draw_curves(axes, curves, colours))
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy (%)")
+    if title:
+        axes.set_title(title, loc="left", fontsize=11, color=INK)
+    return figure
+
+
+def accuracy_panels(
+    panels: Mapping[str, Curves], columns: int = 2, title: str = "", colours: Mapping[str, str] | None = None
+) -> Figure:
+    """Accuracy curves side by side on the same scale, each panel as in `accuracy_curves`, with one legend for all."""
+    from matplotlib.lines import Line2D
+
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    colours = colours or {name: colour(name, position) for position, name in enumerate(names)}
+    lines = -(-len(panels) // columns)
+    figure = new_figure(4.6 * columns, 0.9 + 3.0 * lines)
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, (name, curves) in zip(grid.flat, panels.items(), strict=False):
+        _draw_curves(axes, curves, colours)
+        axes.set_title(name, fontsize=10, color=INK, loc="left")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("test accuracy (%)")
+    for axes in grid[-1, :]:
+        axes.set_xlabel("round")
+    handles = [Line2D([], [], color=colours[name], linewidth=2, label=_title(name)) for name in names]
+    columns_of_legend = len(names) if len(names) <= 6 else -(-len(names) // 2)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns_of_legend, frameon=False, fontsize=9, labelcolor=INK
+    )
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
+    return figure
+
+
+def _draw_curves(axes: Axes, curves: Curves, colours: Mapping[str, str]) -> list[tuple[float, str, str]]:
+    """Draw mean and band of each algorithm; the last mean, title and colour of each."""
     ends: list[tuple[float, str, str]] = []
-    for position, (name, runs) in enumerate(curves.items()):
+    for name, runs in curves.items():
         shortest = min(len(run) for run in runs)
         values = 100 * np.array([run[:shortest] for run in runs])
         mean, rounds = values.mean(0), np.arange(1, shortest + 1)
-        own = colour(name, position)
+        own = colours[name]
         axes.plot(rounds, mean, color=own, linewidth=1.8, label=_title(name))
         if len(runs) > 1:
             spread = values.std(0, ddof=1)
             axes.fill_between(rounds, mean - spread, mean + spread, color=own, alpha=0.13, linewidth=0)
         ends.append((float(mean[-1]), _title(name), own))
-    _label_ends(axes, ends)
     quiet(axes)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy (%)")
     axes.margins(x=0.01)
     axes.set_ylim(bottom=0)
+    return ends
+
+
+def class_accuracy(panels: Mapping[str, NDArray[np.float64]], columns: int = 4, title: str = "") -> Figure:
+    """The paper's Figure 5: how well each client's model does on each class, as a map of shares [clients, classes].
+
+    Clients of which nothing is known are NaN, and left white.
+    """
+    lines = -(-len(panels) // columns)
+    figure = new_figure(2.9 * columns + 0.8, 0.9 + 2.1 * lines)
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (name, shares) in zip(grid.flat, panels.items(), strict=False):
+        image = axes.imshow(100 * shares.T, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, vmax=100)
+        axes.set_title(name, fontsize=10, color=INK, loc="left")
+        quiet(axes)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_yticks(range(0, shares.shape[1], 1 if shares.shape[1] <= 10 else 5))
+        axes.tick_params(labelsize=7)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("class")
+    for axes in grid[-1, :]:
+        axes.set_xlabel("client")
+    bar = figure.colorbar(image, ax=grid, shrink=0.8, pad=0.01)
+    bar.set_label("accuracy (%)", color=INK)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=INK, labelsize=8, length=0)
     if title:
-        axes.set_title(title, loc="left", fontsize=11, color=INK)
+        figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
     return figure
 
 

@@ -22,6 +22,7 @@ from fedsieve.report.style import colour
 from fedsieve.report.tables import PHASE_MEANINGS
 from fedsieve.runs import Config, History, Line, Spread, summarise
 from fedsieve.runs.config import PLACE
+from fedsieve.runs.experiment import split_data
 
 MOST_CLIENTS = 200
 """Above this, what is shown client by client would be thinner than a hair and is left out."""
@@ -265,18 +266,8 @@ def _examples(setting: Setting) -> tuple[dict[str, Any] | None, str]:
 
 def _counts(config: Config, dataset: data.Dataset, seed: int) -> list[list[int]]:
     """Examples [clients][classes], split as a run with this seed splits them."""
-    labels = dataset.train_labels
-    _, rest = data.validation_split(labels, config.validation_per_class, dataset.classes, seed)
-    split = data.partition(
-        labels,
-        config.clients,
-        config.heterogeneity,
-        alpha=config.alpha,
-        shards_per_client=config.shards_per_client,
-        seed=seed,
-        candidates=rest,
-    )
-    counts: list[list[int]] = split.class_counts(labels, dataset.classes).tolist()
+    _, partition = split_data(config.model_copy(update={"seed": seed}), dataset)
+    counts: list[list[int]] = partition.class_counts(dataset.train_labels, dataset.classes).tolist()
     return counts
 
 

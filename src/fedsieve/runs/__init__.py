@@ -4,9 +4,11 @@ from fedsieve.runs.callback import Callback
 from fedsieve.runs.comparison import Line, Spread, compare, rounds_to, summarise
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
-from fedsieve.runs.experiment import History, assemble, find_runs, load, run
+from fedsieve.runs.experiment import History, assemble, load, run
+from fedsieve.runs.find import find_runs
 from fedsieve.runs.frames import RunFrames, load_run
 from fedsieve.runs.many import run_many
+from fedsieve.runs.record import read_record, write_record
 from fedsieve.runs.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
 __all__ = [
@@ -26,9 +28,11 @@ __all__ = [
     "find_runs",
     "load",
     "load_run",
+    "read_record",
     "rounds_to",
     "run",
     "run_many",
     "summarise",
     "tracker",
+    "write_record",
 ]

@@ -36,8 +36,8 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """The fields whose value is one of a set of names."""
 
-PLACE = frozenset({"engine", "device", "workers", "data_dir"})
-"""Where a run happens, not what it computes: may differ between the parts of a resumed run."""
+PLACE = frozenset({"engine", "device", "workers", "data_dir", "watch_models"})
+"""Where a run happens and what is noted of it, not what it computes: may differ between parts of a resumed run."""
 
 
 class Config(BaseModel):
@@ -86,6 +86,9 @@ class Config(BaseModel):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     workers: Positive | None = Field(None, description="clients trained at once on a CPU (default: one per core)")
+    watch_models: bool = Field(
+        False, description="note how every client's model does on each class, also where no filter looks at it"
+    )
 
     def __init__(self, **settings: Any) -> None:
         try:

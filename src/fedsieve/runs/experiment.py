@@ -20,7 +20,7 @@ from fedsieve.averaging import Scheme
 from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset
 from fedsieve.engines import Engine, LanesEngine, SequentialEngine, WorkersEngine
-from fedsieve.errors import FedSieveError, InvalidSetting, MissingData
+from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
 from fedsieve.runs.callback import Callback
@@ -138,26 +138,6 @@ def load(path: Path | str) -> History:
     return History(directory.config(), directory.rows(), directory.summary())
 
 
-def find_runs(places: Sequence[Path]) -> list[History]:
-    """The finished runs in these folders and below; what is unfinished or damaged is left out with a warning."""
-    histories = []
-    for place in places:
-        if not place.is_dir():
-            raise InvalidSetting("runs", str(place), "folders of runs")
-        for folder in sorted(file.parent for file in place.rglob("config.yaml")):
-            try:
-                history = load(folder)
-                if len(history.rows) != history.summary["rounds"]:
-                    raise ValueError(f"{len(history.rows)} whole rows of {history.summary['rounds']}")
-            except MissingData:
-                log.warning("%s is left out: it is not finished", folder)
-            except (FedSieveError, ValueError, KeyError, TypeError, OSError) as error:
-                log.warning("%s is left out: it is damaged (%s)", folder, " ".join(str(error).split()))
-            else:
-                histories.append(history)
-    return histories
-
-
 def assemble(
     config: Config,
     sampler: ClientSampler | None = None,
@@ -172,24 +152,17 @@ def assemble(
     filter = filter or algorithm.filter(options)
     device = find_device(config.device)
     dataset = dataset or data.load(config.dataset, config.data_dir)
-    validation, rest = data.validation_split(
-        dataset.train_labels, config.validation_per_class, dataset.classes, config.seed
-    )
-    if (filter.needs_logits or algorithm.at_server) and len(validation) == 0:
-        needs = config.algorithm if algorithm.at_server else type(filter).__name__
-        raise InvalidSetting("validation_per_class", 0, f"at least 1 with {needs}, which needs them")
+    validation, partition = split_data(config, dataset)
+    readers = {
+        config.algorithm: algorithm.at_server,
+        type(filter).__name__: filter.needs_logits,
+        "watch_models": config.watch_models,
+    }
+    if any(readers.values()) and len(validation) == 0:
+        reader = next(name for name, reads in readers.items() if reads)
+        raise InvalidSetting("validation_per_class", 0, f"at least 1 with {reader}, which needs them")
     if algorithm.at_server:
-        partition = data.Partition(validation, np.array([0, len(validation)]), unused=rest[:0])
-    else:
-        partition = data.partition(
-            dataset.train_labels,
-            config.clients,
-            config.heterogeneity,
-            alpha=config.alpha,
-            shards_per_client=config.shards_per_client,
-            seed=config.seed,
-            candidates=rest,
-        )
+        partition = data.Partition(validation, np.array([0, len(validation)]), unused=validation[:0])
     sizes = partition.sizes
     clients = np.flatnonzero(sizes)
     build = _factory(model, config, dataset)
@@ -207,12 +180,31 @@ def assemble(
         averaging=averaging or algorithm.averaging(options),
         seed=config.seed,
         min_updates=config.min_updates,
+        watch_models=config.watch_models,
     )
     if len(clients) < len(sizes):
         log.info("%d of %d clients hold no data and are never asked", len(sizes) - len(clients), len(sizes))
     if len(partition.unused):
-        log.info("%d of %d training examples are left over and unused", len(partition.unused), len(rest))
+        left = len(dataset.train_labels) - len(validation)
+        log.info("%d of %d training examples are left over and unused", len(partition.unused), left)
     return federation, engine
+
+
+def split_data(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], data.Partition]:
+    """The training data as a run splits it: positions of the server's validation examples, and the clients' parts."""
+    validation, rest = data.validation_split(
+        dataset.train_labels, config.validation_per_class, dataset.classes, config.seed
+    )
+    partition = data.partition(
+        dataset.train_labels,
+        config.clients,
+        config.heterogeneity,
+        alpha=config.alpha,
+        shards_per_client=config.shards_per_client,
+        seed=config.seed,
+        candidates=rest,
+    )
+    return validation, partition
 
 
 def _engine(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +23,17 @@ log = logging.getLogger("fedsieve")
 
 
 def run_many(
-    runs: Mapping[Path, Config], callbacks: Sequence[Callback] = (), at_once: int | None = None
+    runs: Mapping[Path, Config],
+    callbacks: Sequence[Callback] = (),
+    at_once: int | None = None,
+    when_done: Callable[[Path, History], None] = lambda folder, history: None,
 ) -> dict[Path, History]:
     """Run every configuration in its folder; finished runs are read, unfinished ones go on.
 
     On a GPU, `at_once` runs (default: 2) share it and its copy of the data, so that it trains clients of one while
     another scores, searches and writes; on a CPU one run already keeps every core busy. A run that fails for too few
     usable models is left out with a warning, the others go on. All runs are on the device that the first one names.
+    `when_done` is called with each run as it ends, perhaps in a thread.
     """
     if not runs:
         return {}
@@ -48,7 +52,9 @@ def run_many(
     def job(folder: Path, config: Config) -> History | None:
         try:
             with _own_stream(device):
-                return run(config, out=folder, resume=True, callbacks=shared)
+                history = run(config, out=folder, resume=True, callbacks=shared)
+            when_done(folder, history)
+            return history
         except TooFewUpdates as error:
             log.warning("%s, seed %d: %s", config.algorithm, config.seed, error)
         except Stopped:

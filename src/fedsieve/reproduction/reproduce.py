@@ -1,0 +1,102 @@
+"""Make the runs that are missing, then the tables, figures and pages about all there are."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsieve.report import style
+from fedsieve.report.page import write_page
+from fedsieve.reproduction.grid import TARGETS, Cell, Study, jobs
+from fedsieve.reproduction.pictures import FIGURES
+from fedsieve.reproduction.results import Results
+from fedsieve.reproduction.tables import TABLES, Table
+from fedsieve.runs import Callback, Config, History, find_runs, run_many, write_record
+
+FORMATS = ("png", "svg", "pdf")
+
+log = logging.getLogger("fedsieve")
+
+
+class Reproduction:
+    """Targets of a study in a folder: `records` of what is finished, `runs` that are under way, and what came out."""
+
+    def __init__(self, study: Study, targets: Sequence[str], seeds: int | None, out: Path) -> None:
+        self.study, self.targets, self.out = study, list(targets), out
+        self.jobs = jobs(self.targets, seeds)
+        self.records = out / "records"
+
+    def results(self) -> Results:
+        """What is finished, of any seed."""
+        cells = dict.fromkeys(cell for name in self.targets for cell in TARGETS[name].cells)
+        return Results(self.study, cells, find_runs([self.records]) if self.records.is_dir() else [])
+
+    def missing(self) -> dict[Path, Config]:
+        """The runs still to be made, by the folder they are made in."""
+        finished = self.results().runs
+        return {
+            self._folder(cell, seed): cell.config(self.study, seed)
+            for cell, seed in self.jobs
+            if seed not in finished[cell]
+        }
+
+    def run(self, callbacks: Sequence[Callback] = (), at_once: int | None = None) -> None:
+        """Make the missing runs; each becomes a record as it ends."""
+        run_many(self.missing(), callbacks, at_once, self._keep)
+
+    def _keep(self, folder: Path, history: History) -> None:
+        write_record(history, self.records)
+        shutil.rmtree(folder)  # its checkpoints are large, and all else is in the record
+
+    def _folder(self, cell: Cell, seed: int) -> Path:
+        settings = self.study.settings
+        setting = f"{settings['dataset']}-{settings['rounds']}-{cell.heterogeneity}-{cell.alpha:g}-{cell.ratio:g}"
+        what = f"{cell.algorithm}-{cell.score or 'all'}-{cell.local_epochs}"
+        return self.out / "runs" / f"{setting}-{what}-seed-{seed}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was written and what to print."""
+
+    tables: list[Table]
+    files: list[Path]
+
+
+def write_up(reproduction: Reproduction) -> Outcome:
+    """Tables as Markdown, figures as PNG, SVG and PDF, and the interactive page."""
+    results, out = reproduction.results(), reproduction.out
+    tables = [TABLES[name](results) for name in reproduction.targets if name in TABLES]
+    files = []
+    pictures = []
+    for name in (name for name in reproduction.targets if name in FIGURES):
+        figure = FIGURES[name](results)
+        if figure is None:
+            log.info("%s: no runs yet", TARGETS[name].title)
+            continue
+        paths = [style.save(figure, out / "figures" / f"{name}.{ending}") for ending in FORMATS]
+        files.append(paths[0])
+        pictures.append(f"### {TARGETS[name].title}\n\n![{TARGETS[name].title}](figures/{name}.png)\n")
+    text = [f"# The paper's tables and figures on {results.title}\n", _what_was_run(results)]
+    summary = out / "results.md"
+    summary.parent.mkdir(parents=True, exist_ok=True)
+    summary.write_text("\n".join([*text, *(table.markdown() for table in tables), *pictures]), encoding="utf-8")
+    files.append(summary)
+    if results.all():
+        files.append(write_page(results.for_page(), out / "report.html", f"The paper on {results.title}"))
+    return Outcome(tables, files)
+
+
+def _what_was_run(results: Results) -> str:
+    runs = results.all()
+    settings = {name: value for name, value in results.study.settings.items() if name != "device"}
+    said = ", ".join(f"{name} {value}" for name, value in settings.items())
+    minutes = sum(float(run.summary["duration"]) for run in runs) / 60
+    where = sorted({str(run.summary["hardware"]["device"]) for run in runs})
+    return (
+        f"{len(runs)} runs on {', '.join(where) or '–'}; their times add up to {minutes:.0f} minutes (runs that share "
+        f"a GPU take longer each, and less together). Setting: {said}.\n"
+    )

@@ -1,0 +1,91 @@
+"""The runs there are, by the cell they belong to."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+
+from fedsieve.reproduction.grid import SERVER_ONLY, Cell, Study
+from fedsieve.runs import Config, History, Spread, rounds_to
+from fedsieve.runs.config import PLACE
+
+log = logging.getLogger("fedsieve")
+
+
+class Results:
+    """Finished runs of a study. Only runs that differ in nothing but their seed are put together."""
+
+    def __init__(self, study: Study, cells: Iterable[Cell], histories: Iterable[History]) -> None:
+        self.study = study
+        self.runs: dict[Cell, dict[int, History]] = {cell: {} for cell in cells}
+        places = {_what(cell.config(study, 0)): cell for cell in self.runs}
+        others = 0
+        for history in histories:
+            cell = places.get(_what(history.config))
+            if cell is None:
+                others += 1
+            elif history.config.seed in self.runs[cell]:
+                log.warning("%s, seed %d: there are two records; the first is taken", cell.title, history.config.seed)
+            else:
+                self.runs[cell][history.config.seed] = history
+        if others:
+            log.info("%d records are of other settings, or not asked for, and left out", others)
+
+    @property
+    def title(self) -> str:
+        """The data set, as people write it."""
+        name = str(self.study.settings["dataset"])
+        return {"cifar10": "CIFAR-10", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}.get(name, name)
+
+    def of(self, cell: Cell) -> list[History]:
+        """The runs of a cell in the order of their seeds."""
+        return [history for _, history in sorted(self.runs.get(cell, {}).items())]
+
+    def all(self) -> list[History]:
+        """Every run."""
+        return [history for cell in self.runs for history in self.of(cell)]
+
+    def final(self, cell: Cell) -> dict[int, float]:
+        """Final accuracy in % by seed."""
+        return {seed: 100 * float(history.summary["final_accuracy"]) for seed, history in self.runs[cell].items()}
+
+    def last_10(self, cell: Cell) -> dict[int, float]:
+        """Mean accuracy of the last 10 rounds in % by seed."""
+        return {seed: 100 * float(history.summary["mean_last_10"]) for seed, history in self.runs[cell].items()}
+
+    def target(self, heterogeneity: str) -> float | None:
+        """FedAvg's mean final accuracy in %, which the others race to."""
+        return mean_of(self.final(Cell("fedavg", heterogeneity)))
+
+    def rounds(self, cell: Cell) -> dict[int, int | None]:
+        """By seed, the first round whose accuracy is at least FedAvg's final one; None if none is."""
+        target = self.target(cell.heterogeneity)
+        if target is None:
+            return {}
+        return {seed: rounds_to(target / 100, history.accuracy) for seed, history in self.runs[cell].items()}
+
+    def for_page(self) -> list[History]:
+        """Every run, those without a filter once beside each score that others were run with."""
+        shown = []
+        scores = {cell.score for cell in self.runs if cell.score}
+        for cell, runs in self.runs.items():
+            for score in [cell.score] if cell.score or not scores or cell == SERVER_ONLY else sorted(scores):
+                for history in runs.values():
+                    config = history.config.model_copy(update={"score": score or history.config.score})
+                    shown.append(History(config, history.rows, history.summary))
+        return shown
+
+
+def mean_of(values: dict[int, float]) -> float | None:
+    """The mean over seeds, if there are any."""
+    return spread.mean if (spread := spread_of(list(values.values()))) else None
+
+
+def spread_of(values: Sequence[float]) -> Spread | None:
+    """Mean and standard deviation over seeds, if there are any."""
+    return Spread.of(values) if values else None
+
+
+def _what(config: Config) -> str:
+    return json.dumps(config.model_dump(mode="json", exclude={*PLACE, "seed"}), sort_keys=True)

@@ -1,0 +1,188 @@
+"""The paper's tables with its value beside ours, for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table as RichTable
+
+from fedsieve.reproduction import published
+from fedsieve.reproduction.claims import CLAIMS, Interval, judge
+from fedsieve.reproduction.grid import SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
+from fedsieve.reproduction.results import Results, spread_of
+from fedsieve.runs import Spread
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text: the first `left` columns name a row, the others are numbers."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+    left: int
+
+    def rich(self) -> RichTable:
+        """For a terminal."""
+        table = RichTable(title=self.title, caption=self.note, header_style="bold")
+        table.title_justify = table.caption_justify = "left"
+        for place, heading in enumerate(self.headings):
+            table.add_column(heading, justify="left" if place < self.left else "right")
+        for row, following in zip(self.rows, [*self.rows[1:], None], strict=True):
+            table.add_row(*row, end_section=self.left > 1 and following is not None and following[0] != row[0])
+        return table
+
+    def markdown(self) -> str:
+        """For a page."""
+        bars = ["---" if place < self.left else "---:" for place in range(len(self.headings))]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (self.headings, bars, *self.rows)]
+        return "\n".join([f"### {self.title}", "", *lines, "", self.note, ""])
+
+
+def table2(results: Results) -> Table:
+    """Sampling ratio × α."""
+    return Table(
+        "Table 2: accuracy by sampling ratio, class heterogeneity",
+        ("α", "Algorithm", "Score", "Ratio", "Paper", "Ours", "Difference", "Last 10 rounds"),
+        [
+            (
+                f"{cell.alpha:g}",
+                cell.title,
+                cell.score or NOTHING,
+                f"{cell.ratio:g}",
+                *_accuracy(results, cell, published.TABLE_2),
+            )
+            for cell in TABLE_2
+        ],
+        _note(results, TABLE_2),
+        left=4,
+    )
+
+
+def table3(results: Results) -> Table:
+    """Combinatorial averaging on FedProx and FedPdp."""
+    return _by_heterogeneity("Table 3: combinatorial averaging on FedProx and FedPdp", TABLE_3, results)
+
+
+def table4(results: Results) -> Table:
+    """All algorithms."""
+    return _by_heterogeneity("Table 4: all algorithms", TABLE_4, results)
+
+
+def _by_heterogeneity(title: str, cells: Sequence[Cell], results: Results) -> Table:
+    return Table(
+        title,
+        ("Heterogeneity", "Algorithm", "Score", "Paper", "Ours", "Difference", "Last 10 rounds"),
+        [
+            (cell.heterogeneity, cell.title, cell.score or NOTHING, *_accuracy(results, cell, published.TABLE_4))
+            for cell in cells
+        ],
+        _note(results, cells),
+        left=3,
+    )
+
+
+def table5(results: Results) -> Table:
+    """Rounds to FedAvg's final accuracy."""
+    rows = []
+    for cell in TABLE_4:
+        theirs = published.TABLE_5.get(cell)
+        found = results.rounds(cell)
+        reached = [float(rounds) for rounds in found.values() if rounds is not None]
+        ours = spread_of(reached)
+        total, absent = int(results.study.settings["rounds"]), "never" if found else NOTHING
+        rows.append(
+            (
+                cell.heterogeneity,
+                cell.title,
+                cell.score or NOTHING,
+                f"{theirs} ({100 / theirs:.2f}×)" if theirs else "never",
+                f"{ours.mean:.1f} ± {ours.std:.1f} ({total / ours.mean:.2f}×)" if ours else absent,
+                f"{len(reached)} of {len(found)}" if found else NOTHING,
+            )
+        )
+    targets = ", ".join(
+        f"{target:.1f} % ({where})" for where in ("client", "class") if (target := results.target(where)) is not None
+    )
+    return Table(
+        "Table 5: rounds to FedAvg's final accuracy",
+        ("Heterogeneity", "Algorithm", "Score", "Paper", "Ours", "Seeds that reach it"),
+        rows,
+        f"Target: FedAvg's mean final accuracy, {targets or NOTHING}; the paper's 63.97 % (client), 40.24 % (class). "
+        "(×): rounds of the whole run over rounds needed. The paper counts FedAvg's whole run; ours is the first round "
+        "that is as good as its last.",
+        left=3,
+    )
+
+
+def claims(results: Results) -> Table:
+    """A verdict on each claim."""
+    rows = []
+    for verdict in (judge(claim, results) for claim in CLAIMS):
+        claim = verdict.claim
+        decided = [part for part in verdict.parts.values() if part is not None]
+        positive = sum(part.mean > 0 for part in decided)
+        rows.append(
+            (
+                claim.text + ("" if claim.of_the_paper else " (not in the paper)"),
+                _interval(verdict.overall, claim.by),
+                f"{positive} of {len(decided)}",
+                verdict.word,
+            )
+        )
+    alone = _spread(spread_of(list(results.final(SERVER_ONLY).values())))
+    return Table(
+        "Claims",
+        ("Claim", "Mean difference [95 % interval]", "Cells for it", "Verdict"),
+        rows,
+        "Runs with the same seed are compared, so that data, partition and initial model are the same; a seed's "
+        "difference is the mean over all cells of a claim, the interval is Student's t over seeds. Points of final "
+        f"accuracy, or rounds saved on the way to FedAvg's final accuracy. Server only: {alone} %.",
+        left=1,
+    )
+
+
+TABLES: dict[str, Callable[[Results], Table]] = {
+    "table2": table2,
+    "table3": table3,
+    "table4": table4,
+    "table5": table5,
+    "claims": claims,
+}
+
+
+def _accuracy(results: Results, cell: Cell, theirs: Mapping[Cell, tuple[float, float]]) -> tuple[str, str, str, str]:
+    """The paper's final accuracy, ours, the difference in points, and our mean of the last 10 rounds."""
+    mean, std = theirs[cell]
+    ours = spread_of(list(results.final(cell).values()))
+    difference = f"{ours.mean - mean:+.1f}" if ours else NOTHING
+    last_10 = spread_of(list(results.last_10(cell).values()))
+    return f"{mean:.1f} ± {std:.1f}", _spread(ours), difference, _spread(last_10)
+
+
+def _note(results: Results, cells: Sequence[Cell]) -> str:
+    counts = sorted({len(results.runs[cell]) for cell in cells})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    settings = results.study.settings
+    return (
+        f"Test accuracy in %, mean ± standard deviation over seeds (the paper: 2; ours: {seeds}), after "
+        f"{settings['rounds']} rounds on {settings['dataset']}; the paper's are after 100 rounds on CIFAR-10. "
+        "Difference in points."
+    )
+
+
+def _spread(spread: Spread | None) -> str:
+    return f"{spread.mean:.1f} ± {spread.std:.1f}" if spread else NOTHING
+
+
+def _interval(interval: Interval | None, unit: str) -> str:
+    if interval is None:
+        return NOTHING
+    if math.isinf(interval.low):
+        return f"{interval.mean:+.1f} {unit}"
+    return f"{interval.mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}] {unit}"

@@ -1,0 +1,296 @@
+"""The paper's tables and figures: the right runs, its numbers, honest verdicts."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Typed
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import fedsieve as fs
+from fedsieve.errors import InvalidSetting
+from fedsieve.reproduction import Reproduction, Study, find_targets, grid, published, tables, write_up
+from fedsieve.reproduction.claims import CLAIMS, Claim, Interval, judge
+from fedsieve.reproduction.grid import SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, TARGETS, Cell, jobs
+from fedsieve.reproduction.pictures import per_class
+from fedsieve.reproduction.results import Results
+from fedsieve.runs import History, write_record
+
+STUDY = Study.of(quick=True, rounds=4, dataset=None, device="cpu")
+CELLS = [*TABLE_4, SERVER_ONLY]
+
+
+def made_up(cell: Cell, seed: int, final: float, *before: float, study: Study = STUDY) -> History:
+    """A run whose accuracies in % are given."""
+    missing = study.settings["rounds"] - len(before) - 1
+    accuracies = [value / 100 for value in (*[0.0] * missing, *before, final)]
+    rows: list[dict[str, Any]] = [
+        {
+            "round": number,
+            "sampled": [0, 1],
+            "kept": [0],
+            "score": 0.5,
+            "search": {"all": 0.4, "single": 0.45} if cell.score else None,
+            "test_accuracy": value,
+            "test_loss": 1.0,
+            "train_loss": 1.0,
+            "excluded": {},
+            "seconds": 0.1,
+        }
+        for number, value in enumerate(accuracies, start=1)
+    ]
+    summary = {
+        "rounds": len(rows),
+        "final_accuracy": accuracies[-1],
+        "best_accuracy": max(accuracies),
+        "mean_last_10": float(np.mean(accuracies[-10:])),
+        "duration": 60.0,
+        "hardware": {"device": "a made-up machine"},
+        "versions": {},
+        "command": "fedsieve reproduce",
+    }
+    return History(cell.config(study, seed), rows, summary)
+
+
+def results(*histories: History) -> Results:
+    return Results(STUDY, CELLS, histories)
+
+
+def test_the_published_numbers_give_the_papers_headlines() -> None:
+    best, fedavg = published.TABLE_4[Cell("fedcm-ts", "class", score="cross-entropy")][0], published.CLASS["fedavg"][0]
+    assert f"{100 * (best - fedavg) / best:.2f}" == "37.25"
+    fedca = published.TABLE_2[Cell("fedca", "class", ratio=0.6, score="accuracy")][0]
+    fedpdp = published.TABLE_2[Cell("fedpdp", "class", ratio=0.6)][0]
+    assert f"{100 * (fedca - fedpdp) / fedca:.2f}" == "16.75"
+    fastest = min(rounds for cell, rounds in published.TABLE_5.items())
+    assert f"{100 / fastest:.2f}" == "4.17"
+
+
+def test_every_cell_of_a_table_has_the_papers_number() -> None:
+    assert list(published.TABLE_4) == TABLE_4 and len(TABLE_4) == 22
+    assert set(published.TABLE_2) == set(TABLE_2) and len(TABLE_2) == 18
+    assert set(published.TABLE_5) < set(TABLE_4) and set(TABLE_3) < set(TABLE_4) and len(TABLE_3) == 12
+
+
+def test_tables_and_figures_share_their_runs() -> None:
+    everything = jobs(find_targets(["all"]), None)
+    assert len(everything) == len(set(everything))
+    once = {cell for cell, _ in everything}
+    # 22 of Table 4, 15 that Table 2 adds, the baseline, three that Figure 6 and four that Figure 5 add
+    assert len(once) == 22 + 15 + 1 + 3 + 4
+    assert len(everything) == 22 * 3 + 15 * 2 + 3 + 3 + 4
+    assert set(jobs(["table3"], 2)) | set(jobs(["table5"], 2)) == set(jobs(["table4"], 2))
+    seeds = [seed for _, seed in everything]
+    assert seeds == sorted(seeds)  # a whole table with one seed before the next seed
+
+
+def test_a_cell_is_run_as_the_paper_says() -> None:
+    study = Study.of(quick=False, rounds=None, dataset=None, device="cpu")
+    config = Cell("fedca", "client", 5.0, 0.6, "cross-entropy").config(study, 7)
+    assert (config.dataset, config.rounds, config.clients, config.local_epochs) == ("cifar10", 100, 20, 5)
+    assert (config.heterogeneity, config.alpha, config.ratio, config.score) == ("client", 5.0, 0.6, "cross-entropy")
+    assert (config.validation_per_class, config.momentum, config.augment, config.seed) == (500, 0.9, True, 7)
+    assert config.model == grid.SETTLED["model"] and config.lr == grid.SETTLED["lr"]
+
+
+@pytest.mark.parametrize(
+    ("names", "seeds", "said"),
+    [(["table6"], None, "table5"), (["table4"], 0, "seeds: 0")],
+)
+def test_a_wrong_target_is_named(names: list[str], seeds: int | None, said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        jobs(find_targets(names), seeds)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=9).filter(lambda values: np.std(values) > 1e-3))
+def test_the_interval_is_that_of_students_t(differences: list[float]) -> None:
+    ours = Interval.of(differences)
+    theirs = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert ours.low == pytest.approx(theirs.low, abs=1e-9) and ours.high == pytest.approx(theirs.high, abs=1e-9)
+
+
+def test_an_interval_by_hand() -> None:
+    # 1, 2, 3: mean 2, standard error 1/√3, t(0.975; 2) = 4.3027
+    interval = Interval.of([1, 2, 3])
+    assert interval.mean == 2 and interval.high == pytest.approx(2 + 4.3027 / 3**0.5, abs=1e-4)
+
+
+FEDCA, FEDPDP = Cell("fedca", "class", score="accuracy"), Cell("fedpdp", "class")
+CLAIM = Claim("FedCA > FedPdp", [(FEDCA, FEDPDP)])
+
+
+@pytest.mark.parametrize(
+    ("fedca", "fedpdp", "word"),
+    [
+        ([61, 62, 63], [50, 51, 52.5], "holds"),
+        ([50, 51, 52.5], [61, 62, 63], "doesn't hold"),
+        ([61, 40, 63], [50, 51, 52], "can't tell with n = 3"),
+        ([61], [50], "can't tell with n = 1"),
+        ([61, 62], [], "no runs yet"),
+    ],
+)
+def test_verdicts(fedca: list[float], fedpdp: list[float], word: str) -> None:
+    runs = [made_up(FEDCA, seed, value) for seed, value in enumerate(fedca)]
+    runs += [made_up(FEDPDP, seed, value) for seed, value in enumerate(fedpdp)]
+    assert judge(CLAIM, results(*runs)).word == word
+
+
+def test_only_runs_with_the_same_seed_are_compared() -> None:
+    runs = [made_up(FEDCA, seed, 60 + seed) for seed in (0, 1, 2)] + [made_up(FEDPDP, seed, 50) for seed in (1, 2, 5)]
+    overall = judge(CLAIM, results(*runs)).overall
+    assert overall is not None and overall.seeds == 2 and overall.mean == pytest.approx(11.5)
+
+
+def test_a_claims_difference_is_the_mean_over_its_cells_by_seed() -> None:
+    other = Cell("fedca", "class", score="cross-entropy")
+    claim = Claim("both", [(FEDCA, FEDPDP), (other, FEDPDP)])
+    runs = [made_up(FEDPDP, seed, 50) for seed in (0, 1)] + [made_up(FEDCA, seed, 60 + seed) for seed in (0, 1)]
+    runs += [made_up(other, 0, 70)]
+    verdict = judge(claim, results(*runs))
+    assert verdict.overall is not None and verdict.overall.seeds == 1  # seed 1 lacks one of the cells
+    assert verdict.overall.mean == pytest.approx(15)
+    parts = [part.mean for part in verdict.parts.values() if part is not None]
+    assert parts == pytest.approx([10.5, 20])
+
+
+def test_rounds_are_counted_to_fedavgs_mean_final_accuracy() -> None:
+    fedavg, fedcm = Cell("fedavg", "class"), Cell("fedcm-ts", "class", score="accuracy")
+    found = results(
+        made_up(fedavg, 0, 50, 10, 20, 30),
+        made_up(fedavg, 1, 60, 10, 20, 30),
+        made_up(fedcm, 0, 80, 54, 55, 70),
+        made_up(fedcm, 1, 54, 10, 20, 30),
+    )
+    assert found.target("class") == pytest.approx(55)
+    assert found.rounds(fedcm) == {0: 2, 1: None}
+    assert found.rounds(fedavg) == {0: None, 1: 4}
+    verdict = judge(Claim("faster", [(fedcm, fedavg)], by="rounds"), found)
+    assert verdict.overall is not None and verdict.overall.mean == pytest.approx(((5 - 2) + (4 - 5)) / 2)
+    row = next(row for row in tables.table5(found).rows if row[:3] == ("class", "FedCM-TS", "accuracy"))
+    assert row[3:] == ("24 (4.17×)", "2.0 ± 0.0 (2.00×)", "1 of 2")
+
+
+def test_every_claim_is_about_runs_that_are_made() -> None:
+    made = {cell for cell, _ in jobs(["claims"], 1)}
+    for claim in CLAIMS:
+        assert {cell for pair in claim.pairs for cell in pair} <= made
+        assert len(set(claim.pairs)) == len(claim.pairs)
+
+
+def test_a_table_has_the_papers_number_beside_ours() -> None:
+    cell = Cell("fedcm-ts", "class", score="cross-entropy")
+    found = results(made_up(cell, 0, 66, 60, 60, 60), made_up(cell, 1, 68, 61, 61, 61))
+    rows = {row[:3]: row[3:] for row in tables.table4(found).rows}
+    assert rows["class", "FedCM-TS", "cross-entropy"] == ("64.1 ± 0.6", "67.0 ± 1.4", "+2.9", "62.1 ± 0.9")
+    assert rows["client", "FedAvg", "–"] == ("64.0 ± 0.9", "–", "–", "–")
+    text = tables.table4(found).markdown()
+    assert "| class | FedCM-TS | cross-entropy | 64.1 ± 0.6 | 67.0 ± 1.4 | +2.9 | 62.1 ± 0.9 |" in text
+    assert text.count("\n|") == 24
+
+
+def test_runs_of_another_setting_are_never_put_together(caplog: pytest.LogCaptureFixture) -> None:
+    cell = TABLE_4[0]
+    longer = Study.of(quick=True, rounds=5, dataset=None, device="cpu")
+    with caplog.at_level(logging.INFO, "fedsieve"):
+        found = results(made_up(cell, 0, 50), made_up(cell, 1, 90, study=longer), made_up(cell, 0, 70))
+    assert found.final(cell) == {0: 50.0}
+    assert "1 records are of other settings" in caplog.text and "there are two records" in caplog.text
+
+
+def test_the_map_of_figure_5_has_every_client_it_knows() -> None:
+    history = made_up(Cell("fedpdp", "class"), 0, 50, 10, 20, 30)
+    history.rows[0]["per_class"] = {"3": [0.1] * 10, "4": [0.2] * 10}
+    history.rows[1]["per_class"] = {"3": [0.3] * 10}
+    history.rows[3]["per_class"] = {"5": [0.9] * 10}  # not in the first half
+    shares = per_class(history)
+    assert shares.shape == (20, 10) and shares[3, 0] == 0.3 and shares[4, 9] == 0.2
+    assert np.isnan(shares[5]).all() and np.isnan(shares).all(1).sum() == 18
+
+
+def test_what_is_finished_is_not_run_again_and_others_seeds_count(tmp_path: Path) -> None:
+    reproduction = Reproduction(STUDY, ["table3"], 2, tmp_path)
+    assert len(reproduction.missing()) == 24
+    theirs = [made_up(TABLE_3[0], 0, 50), made_up(TABLE_3[0], 9, 60)]
+    for history in theirs:
+        write_record(history, tmp_path / "records")
+    assert len(reproduction.missing()) == 23
+    assert reproduction.results().final(TABLE_3[0]) == pytest.approx({0: 50.0, 9: 60.0})
+
+
+class Interrupted(fs.Callback):
+    """Somebody presses Ctrl-C in the third round."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def on_round(self, row: Any) -> None:
+        self.rounds += 1
+        if self.rounds == 3:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
+    study = Study.of(quick=True, rounds=2, dataset=None, device="cpu")
+    twice = [Reproduction(study, ["figure5"], None, tmp_path / name) for name in ("whole", "broken")]
+    twice[0].run()
+    with pytest.raises(KeyboardInterrupt):
+        twice[1].run([Interrupted()])
+    assert len(twice[1].missing()) == 7 and len(list((tmp_path / "broken" / "runs").iterdir())) == 1
+    counted = Interrupted()
+    counted.rounds = 10
+    twice[1].run([counted])
+    assert counted.rounds == 10 + 7 * 2 - 1  # one round of the second run was on disk
+    whole, broken = (
+        {history.config.local_epochs: history.accuracy for history in one.results().all()} for one in twice
+    )
+    assert whole == broken and not list((tmp_path / "broken" / "runs").iterdir())
+
+
+def test_all_of_it_quickly(typed: Typed, tmp_path: Path) -> None:
+    words = ["reproduce", "all", "--quick", "--rounds", "2", "--seeds", "1", "--device", "cpu", "--out", "paper"]
+    status, printed, _ = typed(*words)
+    assert status == 0
+    for title in ("Table 2:", "Table 3:", "Table 4:", "Table 5:", "can't tell with n = 1"):
+        assert title in printed
+    paper = tmp_path / "paper"
+    records = {path.name: path.read_text() for path in (paper / "records").iterdir()}
+    assert len(records) == 45
+    for number, ending in ((number, ending) for number in (1, 2, 3, 5, 6) for ending in ("png", "svg", "pdf")):
+        assert (paper / "figures" / f"figure{number}.{ending}").stat().st_size > 5000
+    summary = (paper / "results.md").read_text()
+    assert "45 runs on cpu" in summary and "![Figure 3" in summary and "| class | FedCM-TS |" in summary
+    assert "FedCM-UCB" in (paper / "report.html").read_text()
+    status, again, _ = typed(*words)
+    assert (status, again) == (0, printed)  # nothing was run: the records are the very same
+    assert {path.name: path.read_text() for path in (paper / "records").iterdir()} == records
+
+
+def test_a_report_of_nothing_says_so(typed: Typed, tmp_path: Path) -> None:
+    status, printed, said = typed("reproduce", "table4", "figure3", "--quick", "--report-only", "--out", "empty")
+    assert status == 0 and "–" in printed and "Figure 3: bandits: no runs yet" in said
+    assert not (tmp_path / "empty" / "report.html").exists()
+    status, _, said = typed("reproduce", "table9")
+    assert status == 2 and said.startswith("error: target: 'table9'") and said.count("\n") == 1
+
+
+def test_the_page_has_baselines_beside_both_scores(tmp_path: Path) -> None:
+    runs = [made_up(cell, 0, 50) for cell in CELLS]
+    shown = results(*runs).for_page()
+    for score in ("accuracy", "cross-entropy"):
+        names = {history.config.algorithm for history in shown if history.config.score == score}
+        assert {"fedavg", "fedprox", "fedpdp", "fedca", "fedcm-ucb"} <= names
+    for history in runs:
+        write_record(history, tmp_path / "records")
+    outcome = write_up(Reproduction(STUDY, ["table4", "claims"], 1, tmp_path))
+    assert [path.name for path in outcome.files] == ["results.md", "report.html"]
+
+
+def test_there_is_a_target_for_each_table_and_figure_with_data() -> None:
+    assert set(TARGETS) == {"claims", *(f"table{n}" for n in (2, 3, 4, 5)), *(f"figure{n}" for n in (1, 2, 3, 5, 6))}
+    assert find_targets(["figure2", "figure2"]) == ["figure2"]
