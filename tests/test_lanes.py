@@ -277,3 +277,16 @@ def test_lanes_can_be_closed_and_opened_again() -> None:
     again = engine.train(engine.initial_model(), [0, 1], round=1)
     assert first[1].model is not None and again[1].model is not None
     assert torch.equal(first[1].model, again[1].model)
+
+
+@pytest.mark.cuda
+def test_smaller_batches_of_batch_norm_are_captured_and_change_nothing() -> None:
+    federation, engine = assemble(config(device="cuda", local_epochs=4), dataset=images(), model=Normed)
+    assert isinstance(engine, LanesEngine)
+    clients = federation.clients.tolist()
+    first = engine.train(engine.initial_model(), clients, round=1)  # made one by one, then captured
+    sizes = {size for lane in engine._lanes for size in lane._graphs}
+    assert len(sizes) > 1 and max(sizes) == 16
+    again = engine.train(engine.initial_model(), clients, round=1)  # replayed
+    for one, other in zip(first, again, strict=True):
+        assert one.model is not None and other.model is not None and torch.equal(one.model, other.model)

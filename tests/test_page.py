@@ -430,3 +430,16 @@ def test_many_runs_are_drawn_within_two_seconds(browser: Browser, many: Path) ->
     assert int(browser.js("return document.documentElement.dataset.ready")) < 2000
     assert len(browser.lines()) == 7
     assert browser.problems() == []
+
+
+def test_runs_without_a_filter_stand_beside_every_score(tmp_path: Path) -> None:
+    runs = [history("fedavg"), history("fedca"), history("fedcm-ts"), history("fedca", score="cross-entropy")]
+    runs += [history("fedpdp", alpha=5.0), history("fedavg", score="cross-entropy", alpha=5.0)]
+    found = content(write_page(runs, tmp_path / "page.html"))
+    parts = [(list(setting["runs"]), setting["score"], setting["config"]["alpha"]) for setting in found["settings"]]
+    assert parts == [
+        (["fedavg", "fedca", "fedcm-ts"], "accuracy", "0.1"),
+        (["fedavg", "fedca"], "cross-entropy", "0.1"),
+        (["fedpdp", "fedavg"], "accuracy", "5"),
+    ]
+    assert found["runs"] == 6

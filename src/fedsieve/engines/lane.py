@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from weakref import finalize
 
 import numpy as np
@@ -21,6 +23,7 @@ from fedsieve.randomness import torch_draws
 from fedsieve.vector import Layout
 
 FEED_BYTES = 16 * 2**20  # of training inputs prepared ahead for each lane
+MOST_GRAPHS = 64  # of a lane: as many sizes of a client's last batch
 
 
 class CannotCapture(Exception):
@@ -133,7 +136,10 @@ class Lane:
         self._losses = torch.zeros(self.feed_steps, device=device)
         self._counts = torch.zeros(self.feed_steps, device=device, dtype=torch.float64)
         self._cursor = torch.zeros(1, device=device, dtype=torch.int64)
-        self._graph = self._capture()
+        self._batch = settings.batch_size
+        self._made: set[int] = set()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs[self._batch] = self._capture()
 
     def begin(self) -> None:
         """Start from the round's model."""
@@ -159,12 +165,19 @@ class Lane:
         self._cursor.zero_()
 
     def step(self, count: int) -> None:
-        """One step on the next batch, of which `count` examples are real."""
-        if self.common.mixes_examples and count < self._shares.shape[1]:
+        """One step on the next batch, of which `count` examples are real.
+
+        Where examples mix, a smaller batch is another step: made as it is the first time, captured the second.
+        """
+        size = count if self.common.mixes_examples else self._batch
+        if size not in self._graphs:
             with arithmetic(self.common.precision, self.common.device):
-                self._step(count, _plain_sgd)
-        else:
-            self._graph.replay()
+                if size not in self._made or len(self._graphs) == MOST_GRAPHS:
+                    self._made.add(size)
+                    self._step(size)
+                    return
+                self._graphs[size] = self._record(size)
+        self._graphs[size].replay()
 
     def loss(self) -> Tensor:
         """The sum of the losses of all real examples since `feed`, []."""
@@ -196,7 +209,7 @@ class Lane:
         tensors = named | dict(self.module.named_buffers())
         self._rest = [tensors[piece.name] for piece in self.common.rest]
 
-    def _step(self, count: int, descend: Callable[..., None]) -> None:
+    def _step(self, count: int) -> None:
         inputs = self._inputs.index_select(0, self._cursor)[0, :count]
         labels = self._labels.index_select(0, self._cursor)[0, :count]
         shares = self._shares.index_select(0, self._cursor)[0, :count]
@@ -206,11 +219,11 @@ class Lane:
         loss = (cross_entropy(logits.float(), labels, reduction="none") * shares).sum()
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         with torch.no_grad():
-            self._descend(gradients, descend)
+            self._descend(gradients)
             self._losses.index_copy_(0, self._cursor, loss.detach()[None])
             self._cursor += 1
 
-    def _descend(self, gradients: Sequence[Tensor | None], descend: Callable[..., None]) -> None:
+    def _descend(self, gradients: Sequence[Tensor | None]) -> None:
         settings, common = self.common.settings, self.common
         mu = settings.objective.mu if isinstance(settings.objective, Proximal) else 0.0
         views = common.views(self.weights)
@@ -224,7 +237,7 @@ class Lane:
                 gradient = torch.empty_like(views[place], dtype=gradient.dtype).copy_(gradient)
             flat = gradient.as_strided((gradient.numel(),), (1,))
             half = rounded if self._is_rounded[place] else None
-            descend(
+            common.descend(
                 flat,
                 weights,
                 velocity,
@@ -237,25 +250,41 @@ class Lane:
             )
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        batch = self._shares.shape[1]
-        graph = torch.cuda.CUDAGraph()
+        """The step on a whole batch, of a client that nobody asked."""
         self.stream.wait_stream(torch.cuda.current_stream(self.common.device))
         try:
             with torch.cuda.stream(self.stream):
                 for _ in range(3):  # libraries choose and load their kernels now, not while capturing
                     self._cursor.zero_()
-                    self._step(batch, self.common.descend)
+                    self._step(self._batch)
                 self._cursor.zero_()
-                self.stream.synchronize()
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    self._step(batch, self.common.descend)
-                finally:
-                    graph.capture_end()
+                return self._record(self._batch)
         except Exception as error:
             cause = error.__context__ or error
             raise CannotCapture(one_line(cause if isinstance(cause, Exception) else error)) from error
+
+    def _record(self, size: int) -> torch.cuda.CUDAGraph:
+        """The step on `size` examples, not made but written down; all of a lane's share the memory they work in."""
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+        self.stream.synchronize()
+        with _no_garbage_collection():
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self._step(size)
+            finally:
+                graph.capture_end()
         return graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Inside, nothing is freed by chance: letting go of another run's graph or event would break a capture."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _shaped(stretch: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:

@@ -11,7 +11,6 @@ import copy
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from threading import Lock
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -113,8 +112,8 @@ class LanesEngine(SequentialEngine):
                     self._channels_last,
                 )
             if len(self._lanes) < min(count, self._most_lanes):
-                with _no_garbage_collection():
-                    self._open_more_lanes(count, self._common)
+                gc.collect()  # streams and memory of runs that have ended
+                self._open_more_lanes(count, self._common)
 
     def _open_more_lanes(self, count: int, common: Common) -> None:
         """As many as asked for, or as fit in half of the GPU's free memory; at least one."""
@@ -225,17 +224,6 @@ class Plan:
     def batches(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
         """Examples [steps, batch] and draws [steps, batch, 3] of some steps, filled up where a batch is smaller."""
         return self._examples[start:stop], None if self._draws is None else self._draws[start:stop]
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Inside, nothing is freed by chance: letting go of another run's graph or event would break a capture."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def pack(steps: Sequence[int], lanes: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ import html
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 from fedsieve import algorithms, data
 from fedsieve.errors import FedSieveError, InvalidSetting
+from fedsieve.filtering import KeepAll
 from fedsieve.report.figures import participation_map
 from fedsieve.report.style import colour
 from fedsieve.report.tables import PHASE_MEANINGS
@@ -30,6 +31,7 @@ MOST_CLIENTS = 200
 MOST_DETAIL = 500_000
 """Numbers about single clients that a page takes (about 3 MB); beyond it, fewer runs and rounds have theirs."""
 
+WHAT_FILTERS_READ = frozenset({"score", "scored_by", "search"})
 WHAT_RUNS_MAY_DIFFER_IN = PLACE | {"algorithm", "seed"}
 
 
@@ -67,17 +69,35 @@ def write_page(histories: Sequence[History], path: Path, title: str | None = Non
     return path
 
 
-def _by_setting(histories: Iterable[History]) -> list[Setting]:
+def _by_setting(histories: Sequence[History]) -> list[Setting]:
+    """Runs put together; one without a filter fits every setting that differs from its own in the filter alone."""
     settings: dict[str, Setting] = {}
-    for history in histories:
+    for history in sorted(histories, key=lambda history: not _has_filter(history)):
         fields = _fields(history)
-        setting = settings.setdefault(json.dumps(fields, sort_keys=True), Setting(fields))
+        if _has_filter(history) or not any(_fits(history, setting) for setting in settings.values()):
+            settings.setdefault(json.dumps(fields, sort_keys=True), Setting(fields))
+    order: dict[int, Setting] = {}
+    for history in histories:
         name = _algorithm(history)
-        runs = setting.runs.setdefault(name, [])
-        if any(run.config.seed == history.config.seed for run in runs):
-            raise InvalidSetting("runs", f"{name}, seed {history.config.seed}, twice", "every run once")
-        runs.append(history)
-    return list(settings.values())
+        for setting in (setting for setting in settings.values() if _fits(history, setting)):
+            order.setdefault(id(setting), setting)
+            runs = setting.runs.setdefault(name, [])
+            if any(run.config.seed == history.config.seed for run in runs):
+                raise InvalidSetting("runs", f"{name}, seed {history.config.seed}, twice", "every run once")
+            runs.append(history)
+    return sorted(order.values(), key=lambda setting: -len(setting.runs))  # the fullest first
+
+
+def _fits(history: History, setting: Setting) -> bool:
+    unread = set() if _has_filter(history) else WHAT_FILTERS_READ
+    fields = _fields(history)
+    return all(fields.get(name) == value for name, value in setting.fields.items() if name not in unread)
+
+
+def _has_filter(history: History) -> bool:
+    config = history.config
+    known = algorithms.find(config.algorithm).filter(config.options())
+    return "filter" in history.summary.get("own_parts", {}) or not isinstance(known, KeepAll)
 
 
 def _fields(history: History) -> dict[str, Any]:
@@ -110,6 +130,7 @@ def _report(settings: Sequence[Setting]) -> dict[str, Any]:
         "fields": {name: Config.model_fields[name].description for name in settings[0].fields},
         "differing": differing,
         "phases": PHASE_MEANINGS,
+        "runs": len({id(run) for setting in settings for run in setting.all_runs()}),
         "mostClients": MOST_CLIENTS,
         "detailNote": detail.note,
         "settings": [_setting(setting, differing, detail) for setting in settings],

@@ -15,6 +15,7 @@ from fedsieve.reproduction.pictures import FIGURES
 from fedsieve.reproduction.results import Results
 from fedsieve.reproduction.tables import TABLES, Table
 from fedsieve.runs import Callback, Config, History, find_runs, run_many, write_record
+from fedsieve.runs.config import PLACE
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -31,7 +32,9 @@ class Reproduction:
 
     def results(self) -> Results:
         """What is finished, of any seed."""
-        cells = dict.fromkeys(cell for name in self.targets for cell in TARGETS[name].cells)
+        asked = {cell for name in self.targets for cell in TARGETS[name].cells}
+        every = (cell for target in (TARGETS["table4"], *TARGETS.values()) for cell in target.cells)
+        cells = [cell for cell in dict.fromkeys(every) if cell in asked]
         return Results(self.study, cells, find_runs([self.records]) if self.records.is_dir() else [])
 
     def missing(self) -> dict[Path, Config]:
@@ -86,13 +89,13 @@ def write_up(reproduction: Reproduction) -> Outcome:
     summary.write_text("\n".join([*text, *(table.markdown() for table in tables), *pictures]), encoding="utf-8")
     files.append(summary)
     if results.all():
-        files.append(write_page(results.for_page(), out / "report.html", f"The paper on {results.title}"))
+        files.append(write_page(results.all(), out / "report.html", f"The paper on {results.title}"))
     return Outcome(tables, files)
 
 
 def _what_was_run(results: Results) -> str:
     runs = results.all()
-    settings = {name: value for name, value in results.study.settings.items() if name != "device"}
+    settings = {name: value for name, value in results.study.settings.items() if name not in PLACE}
     said = ", ".join(f"{name} {value}" for name, value in settings.items())
     minutes = sum(float(run.summary["duration"]) for run in runs) / 60
     where = sorted({str(run.summary["hardware"]["device"]) for run in runs})

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 
-from fedsieve.reproduction.grid import SERVER_ONLY, Cell, Study
+from fedsieve.reproduction.grid import Cell, Study
 from fedsieve.runs import Config, History, Spread, rounds_to
 from fedsieve.runs.config import PLACE
 
@@ -64,17 +64,6 @@ class Results:
         if target is None:
             return {}
         return {seed: rounds_to(target / 100, history.accuracy) for seed, history in self.runs[cell].items()}
-
-    def for_page(self) -> list[History]:
-        """Every run, those without a filter once beside each score that others were run with."""
-        shown = []
-        scores = {cell.score for cell in self.runs if cell.score}
-        for cell, runs in self.runs.items():
-            for score in [cell.score] if cell.score or not scores or cell == SERVER_ONLY else sorted(scores):
-                for history in runs.values():
-                    config = history.config.model_copy(update={"score": score or history.config.score})
-                    shown.append(History(config, history.rows, history.summary))
-        return shown
 
 
 def mean_of(values: dict[int, float]) -> float | None:

@@ -835,7 +835,7 @@
 
   const every = report.settings.flatMap((each) => Object.values(each.runs).flat());
   document.getElementById("overview").textContent =
-    `${count(every.length, "run")}: ${count(Object.keys(report.algorithms).length, "algorithm")}, ` +
+    `${count(report.runs, "run")}: ${count(Object.keys(report.algorithms).length, "algorithm")}, ` +
     `${count(new Set(every.map((run) => run.seed)).size, "seed")}, ${count(report.settings.length, "setting")}.`;
   if (report.settings.length > 1) {
     const { label } = choice("Setting ", report.settings.map((each, k) => [k, each.name]), (k) => show(report.settings[k]));
