@@ -18,7 +18,7 @@ from fedsieve.algorithms import ALGORITHMS, Options, find, table
 from fedsieve.averaging import Coefficients, Kept, Scheme, fedavg, fedpdp
 from fedsieve.engines import Engine, SequentialEngine, Update
 from fedsieve.errors import InvalidSetting, TooFewUpdates, TooManyModels
-from fedsieve.federation import Federation, _is_finite
+from fedsieve.federation import Federation
 from fedsieve.filtering import Candidates, CombinatorialFilter, KeepAll, ModelFilter, Selection
 from fedsieve.runs import Config
 from fedsieve.runs.experiment import assemble
@@ -30,6 +30,7 @@ from fedsieve.sampling import (
     UCBSampler,
     UniformSampler,
 )
+from fedsieve.sieve import _is_finite
 from fedsieve.vector import Layout
 
 # Clients 10, 20, 30, 40 with p = 0.1, 0.2, 0.3, 0.4. A model is two numbers (u, v); on the two validation examples,

@@ -5,7 +5,7 @@ Each scheme is a row of the paper's Table 1. Your own is any function of a `Kept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,7 +71,7 @@ def fedpdp(kept: Kept, normalise: bool = True) -> Coefficients:
     return Coefficients(0.0, kept.weights / total)
 
 
-def combine(previous: Tensor, models: Sequence[Tensor] | Tensor, coefficients: Coefficients) -> Tensor:
+def combine(previous: Tensor, models: Iterable[Tensor], coefficients: Coefficients) -> Tensor:
     """The one weighted sum: `previous` [size] and `models` [kept][size] to a new vector [size]."""
     average = previous * coefficients.previous if coefficients.previous else previous.new_zeros(previous.shape)
     for model, coefficient in zip(models, coefficients.clients.tolist(), strict=True):

@@ -9,20 +9,17 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedsieve.averaging import Coefficients, Kept, Scheme, combine
-from fedsieve.engines import Engine, Update
-from fedsieve.engines.precision import arithmetic
-from fedsieve.engines.sequential import single_thread
-from fedsieve.errors import InvalidSetting, TooFewUpdates
-from fedsieve.filtering import Candidates, ModelFilter, Selection
+from fedsieve.averaging import Coefficients, Scheme
+from fedsieve.engines import Engine
+from fedsieve.errors import InvalidSetting
+from fedsieve.filtering import ModelFilter, Selection
 from fedsieve.sampling import Beliefs, ClientSampler, Feedback
+from fedsieve.sieve import Population, Sieve
 from fedsieve.stopwatch import Stopwatch
 
 
@@ -71,10 +68,7 @@ class Federation:
         self.per_round = max(1, math.floor(ratio * len(clients) + 0.5))
         self.sampler = sampler
         self.engine = engine
-        self.filter = filter
-        self.averaging = averaging
-        self.min_updates = min_updates
-        self.watch_models = watch_models
+        self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models)
         self.model = engine.initial_model()
         self.stopwatch = Stopwatch(self.model.device)
         sampler.begin(seed, self.clients, self.weights)
@@ -92,138 +86,30 @@ class Federation:
 
         with phase("train"):
             updates = self.engine.train(self.model, sorted(drawn), round)
-        with phase("score"), single_thread():
-            updates, models, excluded = self._usable(updates, drawn)
-            logits, updates, models = self._score(updates, models, excluded)
-        if len(updates) < self.min_updates:
-            reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(excluded.items())[:3])
-            raise TooFewUpdates(
-                f"round {round}: {len(updates)} usable models of {len(drawn)}, "
-                f"at least {self.min_updates} needed ({reasons})"
-            )
+        population = Population(len(self.clients), self._weights)
+        sifted = self.sieve.sift(round, self.model, updates, drawn, population, self.stopwatch)
+        self.model = sifted.model
 
-        with phase("search"), arithmetic("fp32", self.model.device):
-            selection = self.filter.select(self._candidates(updates, models, logits, drawn))
-        kept = [updates[position] for position in selection.kept]
-        with phase("average"), single_thread():
-            coefficients = self._coefficients(kept, selection, drawn)
-            self.model = combine(self.model, [models[position] for position in selection.kept], coefficients)
-
-        if self.watch_models and not logits.numel():
-            with phase("score"):
-                logits = self.engine.logits(models, "validation")
-        losses = {update.client: update.loss for update in updates}
-        kept_ids = [update.client for update in kept]
         with phase("sample"):
-            self.sampler.observe(
-                Feedback(round, sampled, kept_ids, losses, {update.client: update.seconds for update in updates})
-            )
+            durations = {update.client: update.seconds for update in updates if update.client in sifted.losses}
+            self.sampler.observe(Feedback(round, sampled, sifted.kept, sifted.losses, durations))
         return Round(
             round=round,
             sampled=sampled,
-            kept=kept_ids,
-            coefficients=coefficients,
-            score=selection.score,
-            search=_search_record(selection),
-            train_loss=float(np.mean(list(losses.values()))),
-            excluded=dict(sorted(excluded.items())),
-            per_class=_per_class(updates, logits, self.engine.labels("validation")) if logits.numel() else None,
+            kept=sifted.kept,
+            coefficients=sifted.coefficients,
+            score=sifted.selection.score,
+            search=_search_record(sifted.selection),
+            train_loss=float(np.mean(list(sifted.losses.values()))),
+            excluded=sifted.excluded,
+            per_class=sifted.per_class,
             beliefs=self.sampler.beliefs(round),
             seconds=time.perf_counter() - began,
         )
 
-    def _usable(
-        self, updates: Sequence[Update], drawn: Counter[int]
-    ) -> tuple[list[Update], list[Tensor], dict[int, str]]:
-        """The updates with a model that can be averaged, in the order of ids, their models, and why others are out."""
-        good: list[Update] = []
-        models: list[Tensor] = []
-        excluded = dict.fromkeys(set(drawn).difference(update.client for update in updates), "no answer")
-        for update in sorted(updates, key=lambda update: update.client):
-            if update.error is not None or update.model is None:
-                excluded[update.client] = update.error or "returned no model"
-            elif update.model.shape != self.model.shape:
-                shape, expected = tuple(update.model.shape), tuple(self.model.shape)
-                excluded[update.client] = f"model of shape {shape}, expected {expected}"
-            elif not _is_finite(update.model):
-                excluded[update.client] = "model with NaN or infinity"
-            elif not math.isfinite(update.loss):
-                excluded[update.client] = f"training loss {update.loss}"
-            else:
-                good.append(update)
-                models.append(update.model)
-        return good, models, excluded
-
-    def _score(
-        self, updates: list[Update], models: list[Tensor], excluded: dict[int, str]
-    ) -> tuple[Tensor, list[Update], list[Tensor]]:
-        """Validation logits [models, examples, classes] where the filter reads them; who has none to show is out."""
-        if not self.filter.needs_logits or not updates:
-            return torch.empty(len(updates), 0, 0), updates, models
-        logits = self.engine.logits(models, "validation")
-        finite = logits.isfinite().flatten(1).all(1).tolist()
-        excluded.update(
-            {
-                update.client: "validation logits with NaN or infinity"
-                for update, ok in zip(updates, finite, strict=True)
-                if not ok
-            }
-        )
-        good = [position for position, ok in enumerate(finite) if ok]
-        return logits[good], [updates[position] for position in good], [models[position] for position in good]
-
-    def _candidates(
-        self, updates: list[Update], models: list[Tensor], logits: Tensor, drawn: Counter[int]
-    ) -> Candidates:
-        who = self._kept(updates, drawn)
-        candidates = Candidates(
-            logits=logits,
-            labels=self.engine.labels("validation"),
-            weights=torch.from_numpy(who.weights),
-            counts=torch.from_numpy(who.counts),
-        )
-        if not self.filter.needs_models:
-            return candidates
-
-        def average(kept: Sequence[int]) -> Tensor:
-            coefficients = self.averaging(self._kept([updates[position] for position in kept], drawn))
-            return combine(self.model, [models[position] for position in kept], coefficients)
-
-        return replace(
-            candidates,
-            models=models,
-            average=average,
-            predict=lambda model: self.engine.logits([model], "validation")[0],
-            score_and_gradient=self.engine.score_and_gradient,
-        )
-
-    def _coefficients(self, kept: list[Update], selection: Selection, drawn: Counter[int]) -> Coefficients:
-        if not kept:
-            raise InvalidSetting("kept", (), f"at least one model kept by {type(self.filter).__name__}")
-        if selection.weights is None:
-            return self.averaging(self._kept(kept, drawn))
-        return Coefficients(0.0, np.array([float(selection.weights[position]) for position in selection.kept]))
-
-    def _kept(self, updates: list[Update], drawn: Counter[int]) -> Kept:
-        return Kept(
-            weights=self.weights[np.searchsorted(self.clients, [update.client for update in updates])],
-            population=len(self.clients),
-            counts=np.array([drawn[update.client] for update in updates], dtype=np.int64),
-            losses=np.array([update.loss for update in updates]),
-        )
-
-
-def _per_class(updates: list[Update], logits: Tensor, labels: Tensor) -> dict[int, list[float]]:
-    """For each client its model's accuracy on the validation examples of each class (the paper's Figure 5)."""
-    right = (logits.argmax(-1) == labels).double()  # [models, examples]
-    member = torch.nn.functional.one_hot(labels, logits.shape[-1]).double()
-    shares = (right @ member / member.sum(0).clamp(min=1)).tolist()
-    return {update.client: of_class for update, of_class in zip(updates, shares, strict=True)}
-
-
-def _is_finite(model: Tensor) -> bool:
-    """Whether all numbers are: a sum is quick, and is finite only then; it may also be too large."""
-    return math.isfinite(float(model.sum())) or bool(model.isfinite().all())
+    def _weights(self, clients: Sequence[int]) -> NDArray[np.float64]:
+        weights: NDArray[np.float64] = self.weights[np.searchsorted(self.clients, clients)]
+        return weights
 
 
 def _search_record(selection: Selection) -> dict[str, int | bool | float | None] | None:

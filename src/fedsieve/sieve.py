@@ -1,0 +1,239 @@
+"""From the models that came back to one model: check, score, keep, average. The same in simulation and on Flower."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsieve.averaging import Coefficients, Kept, Scheme, combine
+from fedsieve.engines.precision import arithmetic
+from fedsieve.engines.sequential import single_thread
+from fedsieve.errors import InvalidSetting, TooFewUpdates
+from fedsieve.filtering import Candidates, ModelFilter, Selection
+from fedsieve.stopwatch import Stopwatch
+
+
+class Returned(Protocol):
+    """What came back from one client. Its `model` [size] may be unpacked anew each time it is asked for."""
+
+    @property
+    def client(self) -> int: ...  # noqa: D102
+    @property
+    def model(self) -> Tensor | None: ...  # noqa: D102
+    @property
+    def loss(self) -> float: ...  # noqa: D102
+    @property
+    def error(self) -> str | None: ...  # noqa: D102
+
+
+class Judge(Protocol):
+    """Who knows the server's validation data; every engine does."""
+
+    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
+        """The outputs [models, examples, classes] of flat models [size]."""
+
+    def labels(self, data: Literal["validation", "test"]) -> Tensor:
+        """The labels [examples] that belong to them."""
+
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+        """Mean log-likelihood of a flat model on the validation set, and its gradient [size]."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """All clients: `weights(ids)` are the p_k [n] of some, which sum to 1 over all `size` of them."""
+
+    size: int
+    weights: Callable[[Sequence[int]], NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Sifted:
+    """What became of a round's models; `kept` and `coefficients.clients` are in the same order.
+
+    `losses` are those of usable models, `excluded` says why others were not. `per_class` is the accuracy of each
+    usable model on each class, where somebody looked.
+    """
+
+    model: Tensor
+    kept: list[int]
+    coefficients: Coefficients
+    selection: Selection
+    losses: dict[int, float]
+    excluded: dict[int, str]
+    per_class: dict[int, list[float]] | None
+
+
+class Sieve:
+    """A filter and an averaging scheme at work.
+
+    Fails, changing nothing, when fewer than `min_updates` models are usable. With `watch_models` it says how each model
+    does on each class even if no filter looks at that.
+    """
+
+    def __init__(
+        self, filter: ModelFilter, averaging: Scheme, judge: Judge, min_updates: int, watch_models: bool = False
+    ) -> None:
+        self.filter = filter
+        self.averaging = averaging
+        self.judge = judge
+        self.min_updates = min_updates
+        self.watch_models = watch_models
+
+    def sift(
+        self,
+        round: int,
+        previous: Tensor,
+        updates: Sequence[Returned],
+        drawn: Counter[int],
+        population: Population,
+        stopwatch: Stopwatch,
+    ) -> Sifted:
+        """The new model [size] after `previous` [size], of what the clients in `drawn` sent back."""
+        phase = stopwatch.phase
+        with phase("score"), single_thread():
+            updates, excluded = _usable(updates, drawn, previous)
+            logits, updates = self._score(updates, excluded)
+        if len(updates) < self.min_updates:
+            reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(excluded.items())[:3])
+            raise TooFewUpdates(
+                f"round {round}: {len(updates)} usable models of {len(drawn)}, "
+                f"at least {self.min_updates} needed ({reasons})"
+            )
+
+        def kept_of(chosen: Sequence[Returned]) -> Kept:
+            return Kept(
+                weights=population.weights([update.client for update in chosen]),
+                population=population.size,
+                counts=np.array([drawn[update.client] for update in chosen], dtype=np.int64),
+                losses=np.array([update.loss for update in chosen]),
+            )
+
+        models = Models(updates)
+        with phase("search"), arithmetic("fp32", previous.device):
+            selection = self.filter.select(self._candidates(previous, updates, logits, kept_of))
+        kept = [updates[position] for position in selection.kept]
+        with phase("average"), single_thread():
+            if not kept:
+                raise InvalidSetting("kept", (), f"at least one model kept by {type(self.filter).__name__}")
+            if selection.weights is None:
+                coefficients = self.averaging(kept_of(kept))
+            else:
+                shares = [float(selection.weights[position]) for position in selection.kept]
+                coefficients = Coefficients(0.0, np.array(shares))
+            model = combine(previous, Models(kept), coefficients)
+        if self.watch_models and not logits.numel():
+            with phase("score"):
+                logits = self.judge.logits(models, "validation")
+        return Sifted(
+            model=model,
+            kept=[update.client for update in kept],
+            coefficients=coefficients,
+            selection=selection,
+            losses={update.client: update.loss for update in updates},
+            excluded=dict(sorted(excluded.items())),
+            per_class=_per_class(updates, logits, self.judge.labels("validation")) if logits.numel() else None,
+        )
+
+    def _score(self, updates: list[Returned], excluded: dict[int, str]) -> tuple[Tensor, list[Returned]]:
+        """Validation logits [models, examples, classes] where the filter reads them; who has none to show is out."""
+        if not self.filter.needs_logits or not updates:
+            return torch.empty(len(updates), 0, 0), updates
+        logits = self.judge.logits(Models(updates), "validation")
+        finite = logits.isfinite().flatten(1).all(1).tolist()
+        for update, ok in zip(updates, finite, strict=True):
+            if not ok:
+                excluded[update.client] = "validation logits with NaN or infinity"
+        good = [position for position, ok in enumerate(finite) if ok]
+        return logits[good], [updates[position] for position in good]
+
+    def _candidates(
+        self, previous: Tensor, updates: list[Returned], logits: Tensor, kept_of: Callable[[Sequence[Returned]], Kept]
+    ) -> Candidates:
+        who = kept_of(updates)
+        candidates = Candidates(
+            logits=logits,
+            labels=self.judge.labels("validation"),
+            weights=torch.from_numpy(who.weights),
+            counts=torch.from_numpy(who.counts),
+        )
+        if not self.filter.needs_models:
+            return candidates
+
+        def average(kept: Sequence[int]) -> Tensor:
+            chosen = [updates[position] for position in kept]
+            return combine(previous, Models(chosen), self.averaging(kept_of(chosen)))
+
+        return replace(
+            candidates,
+            models=Models(updates),
+            average=average,
+            predict=lambda model: self.judge.logits([model], "validation")[0],
+            score_and_gradient=self.judge.score_and_gradient,
+        )
+
+
+class Models(Sequence[Tensor]):
+    """The flat models [size] of some updates, each asked for when it is needed and not held."""
+
+    def __init__(self, updates: Sequence[Returned]) -> None:
+        self._updates = updates
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+    @overload
+    def __getitem__(self, place: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, place: slice) -> Models: ...
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return Models(self._updates[place])
+        model = self._updates[place].model
+        assert model is not None  # only usable updates come here
+        return model
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[place] for place in range(len(self)))
+
+
+def _usable(
+    updates: Sequence[Returned], drawn: Counter[int], previous: Tensor
+) -> tuple[list[Returned], dict[int, str]]:
+    """The updates with a model that can be averaged, in the order of ids, and why others are out."""
+    good: list[Returned] = []
+    excluded = dict.fromkeys(set(drawn).difference(update.client for update in updates), "no answer")
+    for update in sorted(updates, key=lambda update: update.client):
+        model = None if update.error is not None else update.model
+        if model is None:
+            excluded[update.client] = update.error or "returned no model"
+        elif model.shape != previous.shape:
+            excluded[update.client] = f"model of shape {tuple(model.shape)}, expected {tuple(previous.shape)}"
+        elif not _is_finite(model):
+            excluded[update.client] = "model with NaN or infinity"
+        elif not math.isfinite(update.loss):
+            excluded[update.client] = f"training loss {update.loss}"
+        else:
+            good.append(update)
+    return good, excluded
+
+
+def _per_class(updates: Sequence[Returned], logits: Tensor, labels: Tensor) -> dict[int, list[float]]:
+    """For each client its model's accuracy on the validation examples of each class (the paper's Figure 5)."""
+    right = (logits.argmax(-1) == labels).double()  # [models, examples]
+    member = torch.nn.functional.one_hot(labels, logits.shape[-1]).double()
+    shares = (right @ member / member.sum(0).clamp(min=1)).tolist()
+    return {update.client: of_class for update, of_class in zip(updates, shares, strict=True)}
+
+
+def _is_finite(model: Tensor) -> bool:
+    """Whether all numbers are: a sum is quick, and is finite only then; it may also be too large."""
+    return math.isfinite(float(model.sum())) or bool(model.isfinite().all())
