@@ -32,15 +32,15 @@ ACTORS = 2
 client_app = ClientApp()
 
 
-@client_app.train()  # type: ignore[untyped-decorator]
+@client_app.train()
 def train(message: Message, context: Context) -> Message:
     """One client's round: the model comes in, is trained, and goes back."""
     torch.set_num_threads(1)
-    config = message.content["config"]
-    workload = WORKLOADS[config["workload"]]
-    own = workload.of_client(load(config["folder"]), int(context.node_config["partition-id"]))
+    config = message.content.config_records["config"]
+    workload = WORKLOADS[str(config["workload"])]
+    own = workload.of_client(load(str(config["folder"])), int(context.node_config["partition-id"]))
     model = build(workload)
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     batches = count_steps(model)
     optimiser = torch.optim.SGD(model.parameters(), LEARNING_RATE)
     for inputs, labels in DataLoader(TensorDataset(*tensors(own)), BATCH_SIZE, shuffle=True):
@@ -51,9 +51,15 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
 
+def steps_of(metrics: MetricRecord) -> float:
+    steps = metrics["steps"]
+    assert not isinstance(steps, list)
+    return steps
+
+
 def sum_steps(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
     """The steps that all clients of a round made together."""
-    return MetricRecord({"steps": sum(reply["metrics"]["steps"] for reply in replies)})
+    return MetricRecord({"steps": sum(steps_of(reply.metric_records["metrics"]) for reply in replies)})
 
 
 class Server:
@@ -83,8 +89,8 @@ class Server:
             evaluate_fn=self.take_time,
         )
         self.model.load_state_dict(result.arrays.to_torch_state_dict())
-        steps = [metrics["steps"] for metrics in result.train_metrics_clientapp.values()]
-        self.steps = sum(steps) / self.measurement.total
+        steps = sum(map(steps_of, result.train_metrics_clientapp.values()))
+        self.steps = steps / self.measurement.total
 
     def take_time(self, round: int, arrays: ArrayRecord) -> None:
         """Flower calls it before the first round, too."""

@@ -1,0 +1,85 @@
+"""Flower's arrays of a model as one flat vector, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from fedsieve.errors import InvalidSetting
+from fedsieve.vector import Layout, Piece
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """Where each array of a record lies in a vector [size].
+
+    `keys` are the record's names in its own order, `dtypes` their types; `places` are positions in `layout.pieces`.
+    """
+
+    layout: Layout
+    keys: tuple[str, ...]
+    dtypes: tuple[np.dtype[np.generic], ...]
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, record: ArrayRecord, module: Layout | None = None, state: Sequence[str] = ()) -> ArrayLayout:
+        """The layout of a record's arrays: that of the `module` they belong to, or one after the other.
+
+        Arrays go by the names of the module's `state` dictionary or, where they have others, by its order.
+        """
+        keys, arrays = tuple(record), list(record.values())
+        shapes = [tuple(array.shape) for array in arrays]
+        dtypes = tuple(np.dtype(array.dtype) for array in arrays)
+        if module is None:
+            stops = np.cumsum([int(np.prod(shape)) for shape in shapes]).tolist()
+            starts = [0, *stops[:-1]]
+            pieces = tuple(map(Piece, keys, shapes, starts, stops))
+            wide = any(dtype == np.float64 for dtype in dtypes)
+            size = stops[-1] if stops else 0
+            layout = Layout(pieces, size, size, torch.float64 if wide else torch.float32)
+            return cls(layout, keys, dtypes, tuple(range(len(keys))))
+        names = {piece.name: place for place, piece in enumerate(module.pieces)}
+        places = tuple(names[key] for key in (keys if set(names) == set(keys) else state))
+        expected = [module.pieces[place].shape for place in places]
+        if shapes != expected:
+            raise InvalidSetting("initial_arrays", _first_difference(keys, shapes, expected), "the model's arrays")
+        return cls(module, keys, dtypes, places)
+
+    def read(self, record: ArrayRecord) -> Tensor:
+        """The arrays of a record as a vector [size]; raises ValueError with the reason where they don't fit."""
+        if set(record) != set(self.keys):
+            different = sorted(set(record) ^ set(self.keys))
+            raise ValueError(f"arrays {', '.join(different[:3])} are missing or too many")
+        vector = torch.empty(self.layout.size, dtype=self.layout.dtype)
+        for key, place in zip(self.keys, self.places, strict=True):
+            piece = self.layout.pieces[place]
+            values = record[key].numpy()
+            if values.shape != piece.shape:
+                raise ValueError(f"array {key} has shape {values.shape}, expected {piece.shape}")
+            if values.dtype.kind not in "fiub":
+                raise ValueError(f"array {key} holds {values.dtype}")
+            vector[piece.start : piece.stop] = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1)
+        return vector
+
+    def write(self, vector: Tensor) -> ArrayRecord:
+        """A vector [size] as a record of arrays of the types they had."""
+        record = ArrayRecord()
+        for key, dtype, place in zip(self.keys, self.dtypes, self.places, strict=True):
+            piece = self.layout.pieces[place]
+            values = vector[piece.start : piece.stop].detach().cpu().view(piece.shape).numpy()
+            record[key] = Array(np.asarray((values if dtype.kind == "f" else np.rint(values)).astype(dtype)))
+        return record
+
+
+def _first_difference(keys: tuple[str, ...], shapes: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> str:
+    if len(shapes) != len(expected):
+        return f"{len(shapes)} arrays for {len(expected)}"
+    key, given, wanted = next(
+        (key, one, other) for key, one, other in zip(keys, shapes, expected, strict=True) if one != other
+    )
+    return f"{key} {given} for {wanted}"

@@ -1,0 +1,69 @@
+"""The clients' side: a ClientApp that says who it is, and one that trains as the simulator does."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsieve import data
+from fedsieve.engines import Engine
+from fedsieve.filtering import accuracy, log_likelihood
+from fedsieve.flower.arrays import ArrayLayout
+from fedsieve.flower.replies import CLIENT_ID
+from fedsieve.runs import Config, assemble
+
+
+def say_who(app: ClientApp) -> ClientApp:
+    """Let a ClientApp answer which client it is: `client-id` of its node's configuration, else `partition-id`.
+
+    A SuperNode gets it with `--node-config 'client-id="hospital-a"'`. Nodes without either stay anonymous.
+    """
+
+    @app.query("client_id")
+    def who(message: Message, context: Context) -> Message:
+        found = context.node_config.get(CLIENT_ID, context.node_config.get("partition-id"))
+        said = ConfigRecord({} if found is None else {CLIENT_ID: str(found)})
+        return Message(RecordDict({"who": said}), reply_to=message)
+
+    return app
+
+
+def client_app(config: Config) -> ClientApp:
+    """A ClientApp whose nodes are the clients of a simulated run: `partition-id` k trains as client k does there."""
+    app = say_who(ClientApp())
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        engine, layout = _engine(config, message)
+        client = int(context.node_config["partition-id"])
+        round = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
+        model = layout.read(message.content.array_records["arrays"])
+        (update,) = engine.train(model.to(engine.initial_model().device), [client], round)
+        if update.model is None:
+            raise RuntimeError(update.error)
+        metrics = MetricRecord({"num-examples": len(engine.partition[client]), "train_loss": update.loss})  # type: ignore[attr-defined]
+        content = RecordDict({"arrays": layout.write(update.model), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        engine, layout = _engine(config, message)
+        model = layout.read(message.content.array_records["arrays"])
+        logits, labels = engine.logits([model], "test")[0], engine.labels("test")
+        scores = {"accuracy": float(accuracy(logits, labels)), "loss": -float(log_likelihood(logits, labels))}
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": len(labels), **scores})}), reply_to=message)
+
+    return app
+
+
+@lru_cache(maxsize=1)
+def _assembled(config: Config) -> Engine:
+    return assemble(config, dataset=data.load(config.dataset, config.data_dir))[1]
+
+
+def _engine(config: Config, message: Message) -> tuple[Engine, ArrayLayout]:
+    engine = _assembled(config)
+    arrays: ArrayRecord = message.content.array_records["arrays"]
+    return engine, ArrayLayout.of(arrays, engine.layout, [piece.name for piece in engine.layout.pieces])

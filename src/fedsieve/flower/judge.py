@@ -1,0 +1,84 @@
+"""The server's validation data on Flower: the simulator's engine without clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsieve.clients import LocalTraining
+from fedsieve.data import Dataset, Partition
+from fedsieve.engines import SequentialEngine, WorkersEngine
+from fedsieve.errors import InvalidSetting
+from fedsieve.models import check_outputs
+from fedsieve.runs.experiment import find_device
+
+
+class ValidationJudge:
+    """Scores flat models [size] on validation examples, one model at a time."""
+
+    def __init__(
+        self, model: nn.Module | Callable[[], nn.Module], validation: tuple[Any, Any], device: str, seed: int
+    ) -> None:
+        try:
+            inputs, labels = (np.asarray(torch.as_tensor(part).cpu()) for part in validation)
+        except (TypeError, ValueError) as error:
+            raise InvalidSetting("validation", type(validation).__name__, f"arrays (x, y) ({error})") from None
+        module = model if isinstance(model, nn.Module) else model()
+        if not isinstance(module, nn.Module):
+            raise InvalidSetting("model", type(module).__name__, "a torch.nn.Module, or a function that makes one")
+        dataset = Dataset.from_arrays(inputs, labels, inputs, labels, classes=_outputs(module, inputs))
+        nobody = Partition(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64))
+        place = find_device(device)
+        common = (lambda: module, dataset, nobody, np.arange(len(labels)), LocalTraining(), seed)
+        self.engine: SequentialEngine
+        self.engine = WorkersEngine(*common) if place.type == "cpu" else SequentialEngine(*common, place)
+        check_outputs(self.engine.module, dataset.input_shape, dataset.classes, place)
+        self.layout = self.engine.layout
+
+    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
+        """[models, examples, classes]."""
+        return torch.cat([self.engine.logits([model.to(self.engine.device)], data) for model in models]).cpu()
+
+    def labels(self, data: Literal["validation", "test"]) -> Tensor:
+        """[examples]."""
+        return self.engine.labels(data).cpu()
+
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+        """Mean log-likelihood and its gradient [size]."""
+        score, gradient = self.engine.score_and_gradient(model.to(self.engine.device), examples)
+        return score, gradient.cpu()
+
+
+class NoJudge:
+    """For algorithms that look at no validation data."""
+
+    layout = None
+
+    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
+        """There is nothing to predict."""
+        raise InvalidSetting("validation", None, "a pair of arrays (x, y), which the filter needs")
+
+    def labels(self, data: Literal["validation", "test"]) -> Tensor:
+        """None."""
+        return torch.empty(0, dtype=torch.int64)
+
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+        """There is nothing to score."""
+        raise InvalidSetting("validation", None, "a pair of arrays (x, y), which the filter needs")
+
+
+def _outputs(module: nn.Module, inputs: np.ndarray[Any, Any]) -> int:
+    """How many classes the module tells apart."""
+    training = module.training
+    try:
+        with torch.no_grad():
+            example = torch.as_tensor(inputs[:2])
+            return int(module.cpu().eval()(example.float() if example.is_floating_point() else example).shape[-1])
+    except Exception as error:
+        raise InvalidSetting("model", type(module).__name__, f"a model for the validation inputs ({error})") from None
+    finally:
+        module.train(training)

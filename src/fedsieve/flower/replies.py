@@ -1,0 +1,77 @@
+"""What nodes answered: models that are unpacked when they are needed, and why some can't be used."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedsieve.flower.arrays import ArrayLayout
+
+CLIENT_ID = "client-id"
+MOST_EXAMPLES = 1e12
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's answer. Its model [size] is unpacked from Flower's bytes each time: one copy of all is enough."""
+
+    client: int
+    node: int
+    content: RecordDict | None
+    examples: float
+    loss: float
+    error: str | None
+    layout: ArrayLayout
+
+    @property
+    def model(self) -> Tensor | None:
+        """The flat model [size]."""
+        return None if self.content is None else self.layout.read(_only_arrays(self.content))
+
+
+def read_reply(message: Message, client: int, layout: ArrayLayout, weighted_by: str) -> Reply:
+    """A reply with the reason why it can't be used, if there is one; its numbers are looked at later."""
+    node = message.metadata.src_node_id
+
+    def unusable(reason: str) -> Reply:
+        return Reply(client, node, None, 0.0, 0.0, " ".join(reason.split())[:200], layout)
+
+    if message.has_error():
+        return unusable(f"error {message.error.code}: {message.error.reason}")
+    content = message.content
+    try:
+        layout.read(_only_arrays(content))
+    except (ValueError, TypeError, KeyError, EOFError, OSError) as error:
+        return unusable(str(error) or type(error).__name__)
+    metrics = _metrics(content)
+    examples = metrics.get(weighted_by)
+    if examples is None:
+        return unusable(f"no {weighted_by} among its metrics")
+    if isinstance(examples, list) or not (math.isfinite(examples) and 0 < examples <= MOST_EXAMPLES):
+        return unusable(f"{weighted_by} {examples}, which is not a number above 0 and up to {MOST_EXAMPLES:g}")
+    loss = metrics.get("train_loss", metrics.get("train-loss", 0.0))
+    loss = math.nan if isinstance(loss, list) else float(loss)
+    return Reply(client, node, content, float(examples), loss, None, layout)
+
+
+def claimed_id(content: RecordDict) -> str | None:
+    """Which client a reply says it is from."""
+    for record in content.values():
+        if isinstance(record, ConfigRecord | MetricRecord) and isinstance(record.get(CLIENT_ID), str | int):
+            return str(record[CLIENT_ID])
+    return None
+
+
+def _only_arrays(content: RecordDict) -> ArrayRecord:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise ValueError(f"{len(records)} array records, expected one")
+    return records[0]
+
+
+def _metrics(content: RecordDict) -> MetricRecord:
+    records = list(content.metric_records.values())
+    return records[0] if len(records) == 1 else MetricRecord()

@@ -1,0 +1,63 @@
+"""A federation's state on disk, after each round: a ServerApp that is killed goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import Result
+from torch import Tensor
+
+from fedsieve.errors import InvalidSetting
+from fedsieve.runs.directory import RunDirectory, write_whole
+from fedsieve.vector import Layout
+
+METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+
+
+class State:
+    """Rows, checkpoints and results of a federation, in the files that runs are written in."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.directory = RunDirectory(folder)
+        self.results_file = self.directory.path / "results.json"
+        try:
+            self.directory.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSetting("state_dir", str(folder), f"a folder that can be written to ({error})") from None
+
+    def load(self, layout: Layout) -> tuple[int, Tensor, dict[str, Any]] | None:
+        """The last whole round with its model [size] and what else was saved; None before the first."""
+        checkpoint, _ = self.directory.latest()
+        if checkpoint is None:
+            return None
+        expected = {piece.name: piece.shape for piece in layout.pieces}
+        found = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+        if found != expected:
+            raise InvalidSetting("state_dir", str(self.directory.path), "the state of a run of the same model")
+        return checkpoint.round, checkpoint.model(layout), checkpoint.sampler
+
+    def save(self, row: Mapping[str, Any], model: Tensor, layout: Layout, parts: Mapping[str, Any]) -> None:
+        """A round is done: its row, the model [size] and the state of the parts."""
+        self.directory.append(row)
+        self.directory.save(row["round"], model, layout, parts)
+
+    def save_results(self, result: Result) -> None:
+        """What Flower collects, but for the model."""
+        content = {
+            name: {str(round): dict(record) for round, record in getattr(result, name).items()} for name in METRICS
+        }
+        write_whole(self.results_file, (json.dumps(content, indent=1) + "\n").encode())
+
+    def load_results(self, rounds: int) -> Result:
+        """What was collected up to a round."""
+        result = Result()
+        if self.results_file.exists():
+            content = json.loads(self.results_file.read_text(encoding="utf-8"))
+            for name in METRICS:
+                kept = {int(round): MetricRecord(record) for round, record in content[name].items()}
+                setattr(result, name, {round: record for round, record in kept.items() if round <= rounds})
+        return result
