@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class FedSieveError(Exception):
@@ -32,7 +32,14 @@ class MissingData(FedSieveError, FileNotFoundError):
 
 
 class TooFewUpdates(FedSieveError, RuntimeError):
-    """Fewer usable client models came back than the run's minimum; the run's state is that of the last round."""
+    """Fewer usable client models came back than the run's minimum; the run's state is that of the last round.
+
+    `excluded` says of each client without one why.
+    """
+
+    def __init__(self, message: str, excluded: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.excluded = dict(excluded or {})
 
 
 class TooManyModels(FedSieveError, ValueError):

@@ -22,7 +22,7 @@ from fedsieve.stopwatch import Stopwatch
 
 
 class Returned(Protocol):
-    """What came back from one client. Its `model` [size] may be unpacked anew each time it is asked for."""
+    """What came back from one client. Its `model` [size] may be unpacked anew each time, or raise ValueError."""
 
     @property
     def client(self) -> int: ...  # noqa: D102
@@ -106,7 +106,8 @@ class Sieve:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(excluded.items())[:3])
             raise TooFewUpdates(
                 f"round {round}: {len(updates)} usable models of {len(drawn)}, "
-                f"at least {self.min_updates} needed ({reasons})"
+                f"at least {self.min_updates} needed ({reasons})",
+                excluded,
             )
 
         def kept_of(chosen: Sequence[Returned]) -> Kept:
@@ -212,9 +213,12 @@ def _usable(
     good: list[Returned] = []
     excluded = dict.fromkeys(set(drawn).difference(update.client for update in updates), "no answer")
     for update in sorted(updates, key=lambda update: update.client):
-        model = None if update.error is not None else update.model
+        try:
+            model, problem = (None, update.error) if update.error is not None else (update.model, None)
+        except ValueError as error:  # what it sent can't be unpacked
+            model, problem = None, " ".join(str(error).split())
         if model is None:
-            excluded[update.client] = update.error or "returned no model"
+            excluded[update.client] = problem or "returned no model"
         elif model.shape != previous.shape:
             excluded[update.client] = f"model of shape {tuple(model.shape)}, expected {tuple(previous.shape)}"
         elif not _is_finite(model):

@@ -58,7 +58,10 @@ class ArrayLayout:
         vector = torch.empty(self.layout.size, dtype=self.layout.dtype)
         for key, place in zip(self.keys, self.places, strict=True):
             piece = self.layout.pieces[place]
-            values = record[key].numpy()
+            try:
+                values = record[key].numpy()
+            except (TypeError, OSError, EOFError, ValueError) as error:
+                raise ValueError(f"array {key} can't be read: {error}") from None
             if values.shape != piece.shape:
                 raise ValueError(f"array {key} has shape {values.shape}, expected {piece.shape}")
             if values.dtype.kind not in "fiub":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsieve.flower.arrays import ArrayLayout
@@ -28,8 +28,13 @@ class Reply:
 
     @property
     def model(self) -> Tensor | None:
-        """The flat model [size]."""
-        return None if self.content is None else self.layout.read(_only_arrays(self.content))
+        """The flat model [size]; raises ValueError where there is none."""
+        if self.content is None:
+            return None
+        records = list(self.content.array_records.values())
+        if len(records) != 1:
+            raise ValueError(f"{len(records)} array records, expected one")
+        return self.layout.read(records[0])
 
 
 def read_reply(message: Message, client: int, layout: ArrayLayout, weighted_by: str) -> Reply:
@@ -42,10 +47,6 @@ def read_reply(message: Message, client: int, layout: ArrayLayout, weighted_by: 
     if message.has_error():
         return unusable(f"error {message.error.code}: {message.error.reason}")
     content = message.content
-    try:
-        layout.read(_only_arrays(content))
-    except (ValueError, TypeError, KeyError, EOFError, OSError) as error:
-        return unusable(str(error) or type(error).__name__)
     metrics = _metrics(content)
     examples = metrics.get(weighted_by)
     if examples is None:
@@ -63,13 +64,6 @@ def claimed_id(content: RecordDict) -> str | None:
         if isinstance(record, ConfigRecord | MetricRecord) and isinstance(record.get(CLIENT_ID), str | int):
             return str(record[CLIENT_ID])
     return None
-
-
-def _only_arrays(content: RecordDict) -> ArrayRecord:
-    records = list(content.array_records.values())
-    if len(records) != 1:
-        raise ValueError(f"{len(records)} array records, expected one")
-    return records[0]
 
 
 def _metrics(content: RecordDict) -> MetricRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -106,6 +106,7 @@ class SieveStrategy(FedAvg):
         self._layout: ArrayLayout | None = None
         self._before = 0  # rounds that were made before the ServerApp was started again
         self._begun = False
+        self._saved_sampler: Mapping[str, Any] | None = None
         self._present: set[int] = set()
         self._sampled: list[int] = []
         self._asked: dict[int, int] = {}
@@ -165,6 +166,8 @@ class SieveStrategy(FedAvg):
         ids = np.array(sorted(arms), dtype=np.int64)
         if not self._begun:
             self.sampler.begin(self.seed, ids, self._weights(ids.tolist()))
+            if self._saved_sampler is not None:
+                self.sampler.load_state_dict(self._saved_sampler)
             self._begun = True
         count = self._count(self.fraction_train, self.min_train_nodes, len(arms))
         sampled = [int(client) for client in self.sampler.sample(round, ids, count)]
@@ -195,11 +198,10 @@ class SieveStrategy(FedAvg):
             sifted = self.sieve.sift(round, self.model, received, drawn, population, stopwatch)
         except TooFewUpdates as problem:
             log(WARNING, "aggregate_train: %s; the model stays as it was", problem)
-            self._note(round, None, received)
-            return None, None
+            return None, self._note(round, None, received, problem.excluded)
         self.model = sifted.model
         self.sampler.observe(Feedback(round, self._sampled, sifted.kept, sifted.losses))
-        metrics = self._note(round, sifted, received)
+        metrics = self._note(round, sifted, received, sifted.excluded)
         return self.layout.write(self.model), metrics
 
     def configure_evaluate(
@@ -244,8 +246,7 @@ class SieveStrategy(FedAvg):
         saved = self.state.load(self.layout.layout) if self.state else None
         if saved is not None:
             self._before, self.model, parts = saved
-            self.sampler.load_state_dict(parts["sampler"])
-            self.sampler.seed = self.seed
+            self._saved_sampler = parts["sampler"]
             self.roster.load_state_dict(parts["roster"])
             self.examples = {int(client): examples for client, examples in parts["examples"].items()}
 
@@ -326,10 +327,11 @@ class SieveStrategy(FedAvg):
             replies[reply.client] = reply
         return list(replies.values())
 
-    def _note(self, round: int, sifted: Sifted | None, received: Sequence[Reply]) -> MetricRecord:
+    def _note(
+        self, round: int, sifted: Sifted | None, received: Sequence[Reply], failed: Mapping[int, str]
+    ) -> MetricRecord:
         """Log, keep and save what came of a round."""
         kept = [] if sifted is None else sifted.kept
-        failed = _failures(self._sampled, received) if sifted is None else sifted.excluded
         names = {client: self.roster.name(node) for node, client in self._asked.items()}
         names |= {reply.client: self.roster.name(reply.node) for reply in received}
         for client, reason in failed.items():
@@ -419,11 +421,6 @@ class FedCM(SieveStrategy):
             raise unknown_name("bandit", bandit, bandits)
         filter = CombinatorialFilter(score)
         super().__init__(bandits[bandit](), filter, model=model, validation=validation, **settings)
-
-
-def _failures(sampled: Sequence[int], received: Sequence[Reply]) -> dict[int, str]:
-    failed = dict.fromkeys(sorted(set(sampled).difference(reply.client for reply in received)), "no answer")
-    return failed | {reply.client: reply.error for reply in received if reply.error is not None}
 
 
 def _is_weight(value: object) -> bool:

@@ -1,0 +1,94 @@
+"""One strategy in Flower's simulation engine, as a program: `python flower_simulation.py WHAT RESULT`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.simulation import run_simulation
+
+import fedsieve as fs
+from fedsieve import data
+from fedsieve.engines import SequentialEngine
+from fedsieve.flower import FedCM, FedPdp, client_app
+from fedsieve.runs import assemble
+from fedsieve.runs.experiment import split_data
+
+NODES = 12
+
+
+def config(algorithm: str) -> fs.Config:
+    """The clients that all strategies here have."""
+    return fs.Config(
+        algorithm=algorithm,
+        dataset="digits",
+        clients=NODES,
+        alpha=0.5,
+        ratio=0.5,
+        lr=0.05,
+        batch_size=16,
+        local_epochs=1,
+        rounds=10,
+        seed=4,
+        device="cpu",
+        workers=1,
+    )
+
+
+def make(what: str, engine: SequentialEngine) -> tuple[Strategy, int]:
+    """A strategy and its rounds."""
+    if what in ("flower", "fedpdp"):
+        return (FedAvg if what == "flower" else FedPdp)(min_available_nodes=NODES), 2
+    dataset = data.load("digits")
+    places, _ = split_data(config("fedca"), dataset)
+    x, y = dataset.prepare(dataset.train_inputs[places]), dataset.train_labels[places]
+    bandit: Any = {"fedcm-ts": "thompson", "fedcm-ucb": "ucb"}[what]
+    strategy = FedCM(
+        model=engine.module,
+        validation=(x, y),
+        bandit=bandit,
+        fraction_train=0.5,
+        fraction_evaluate=0.0,
+        min_available_nodes=NODES,
+        client_ids="ask",
+        device="cpu",
+        seed=4,
+    )
+    return strategy, 10
+
+
+def main() -> None:
+    """Simulate, and write what came of it."""
+    what, path = sys.argv[1], Path(sys.argv[2])
+    settings = config("fedca")
+    _, engine = assemble(settings)
+    assert isinstance(engine, SequentialEngine)
+    engine.layout.write(engine.initial_model(), engine.module)
+    arrays = ArrayRecord(engine.module.state_dict())
+    strategy, rounds = make(what, engine)
+    app = ServerApp()
+
+    @app.main()
+    def serve(grid: Grid, context: Context) -> None:
+        result = strategy.start(grid, arrays, num_rounds=rounds)
+        model = torch.cat([torch.from_numpy(np.array(array.numpy())).reshape(-1) for array in result.arrays.values()])
+        found = {
+            "train": {number: dict(metrics) for number, metrics in result.train_metrics_clientapp.items()},
+            "evaluate": {number: dict(metrics) for number, metrics in result.evaluate_metrics_clientapp.items()},
+            "names": list(result.arrays),
+            "model": model.tolist(),
+        }
+        path.write_text(json.dumps(found))
+
+    run_simulation(app, client_app(settings), num_supernodes=NODES)
+
+
+if __name__ == "__main__":
+    main()

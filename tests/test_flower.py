@@ -1,0 +1,500 @@
+"""Flower strategies: the simulator's choices in real federations, whatever nodes do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from flower_simulation import config
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedsieve as fs
+from fedsieve.averaging import Coefficients, Kept
+from fedsieve.errors import InvalidSetting
+from fedsieve.filtering import Candidates, ModelFilter, Selection
+from fedsieve.flower import FedCA, FedCM, FedPdp, SieveStrategy
+from fedsieve.flower.arrays import ArrayLayout
+from fedsieve.flower.roster import NAMED, Roster, arm_of
+from fedsieve.sampling import UniformSampler
+from fedsieve.vector import Layout
+
+Answer = Callable[[Message], Message | None]
+
+
+class LocalGrid(Grid):
+    """Nodes that answer at once, in this process."""
+
+    def __init__(self, nodes: dict[int, Answer]) -> None:
+        self.nodes = nodes
+        self.sent: list[list[int]] = []
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+    def set_run(self, run: Run) -> None: ...
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "train":
+            self.sent.append(sorted(message.metadata.dst_node_id for message in messages))
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"to {message.metadata.dst_node_id}"
+        return [
+            reply for message in messages if (reply := self.nodes[message.metadata.dst_node_id](message)) is not None
+        ]
+
+
+class Line(nn.Module):
+    """Two classes told apart by one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs[:, :1] * self.weight
+
+
+X = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+Y = (X[:, 0] > 0).astype(np.int64)
+START = ArrayRecord({"weight": Array(np.zeros(2, np.float32)), "count": Array(np.array(0))})
+GOOD, BAD = (-1.0, 1.0), (1.0, -1.0)
+
+
+def reply(message: Message, weight: Any = GOOD, examples: Any = 10, **more: Any) -> Message:
+    arrays = ArrayRecord({"weight": Array(np.array(weight, np.float32)), "count": Array(np.array(4))})
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": examples, "train_loss": 0.5})})
+    for name, record in more.items():
+        content[name] = record
+    return Message(content, reply_to=message)
+
+
+def node(weight: Any = GOOD, examples: Any = 10, client: str | None = None) -> Answer:
+    """A node that always sends the same."""
+
+    def answer(message: Message) -> Message | None:
+        who = {} if client is None else {"who": ConfigRecord({"client-id": client})}
+        kind = message.metadata.message_type
+        if kind == "query.client_id":
+            return Message(RecordDict({"who": who.get("who", ConfigRecord())}), reply_to=message)
+        if kind == "evaluate":
+            return Message(
+                RecordDict({"metrics": MetricRecord({"num-examples": examples, "accuracy": 0.5})}), reply_to=message
+            )
+        return reply(message, weight, examples, **who)
+
+    return answer
+
+
+def weight_of(arrays: ArrayRecord) -> list[float]:
+    return [float(value) for value in arrays["weight"].numpy()]
+
+
+def numbers(record: MetricRecord, name: str) -> list[int]:
+    return cast(list[int], list(cast(Iterable[int], record[name])))
+
+
+def thompson(**settings: Any) -> FedCM:
+    return FedCM(model=Line, validation=(X, Y), fraction_evaluate=0.0, device="cpu", **settings)
+
+
+shapes = st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=5)
+
+
+@given(shapes, st.randoms(use_true_random=False))
+def test_arrays_go_to_a_vector_and_back(sizes: list[list[int]], random: Any) -> None:
+    kinds = [random.choice([np.float32, np.float64, np.int64, np.float16]) for _ in sizes]
+    values = [
+        np.asarray(np.array(random.randint(-9, 9)) * np.ones(shape) + np.arange(int(np.prod(shape))).reshape(shape))
+        for shape in sizes
+    ]
+    record = ArrayRecord(
+        {
+            f"a{n}": Array(np.asarray(value.astype(kind)))
+            for n, (value, kind) in enumerate(zip(values, kinds, strict=True))
+        }
+    )
+    layout = ArrayLayout.of(record)
+    back = layout.write(layout.read(record))
+    assert list(back) == list(record)
+    for name in record:
+        assert back[name].numpy().dtype == record[name].numpy().dtype
+        assert np.array_equal(back[name].numpy(), record[name].numpy())
+
+
+def test_arrays_of_a_module_lie_as_the_simulator_has_them() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
+    layout = Layout.of(module)
+    names = list(module.state_dict())
+    by_name = ArrayLayout.of(ArrayRecord(module.state_dict()), layout, names)
+    by_order = ArrayLayout.of(ArrayRecord([tensor.numpy() for tensor in module.state_dict().values()]), layout, names)
+    assert torch.equal(by_name.read(ArrayRecord(module.state_dict())), layout.read(module))
+    unnamed = by_order.write(layout.read(module))
+    assert torch.equal(by_order.read(unnamed), layout.read(module))
+    with pytest.raises(InvalidSetting, match="initial_arrays"):
+        ArrayLayout.of(ArrayRecord([np.zeros(3)]), layout, names[:1])
+
+
+def test_arms_follow_the_client() -> None:
+    roster = Roster()
+    roster.meet([10, 11])
+    assert roster.hear(10, "7") is None and roster.hear(11, "clinic") is None
+    assert set(roster.meet([10, 11])) == {7, arm_of("clinic")} and arm_of("clinic") >= NAMED
+    assert roster.meet([11, 12])[roster.arm(12)] == 12  # a new node, unknown yet
+    assert roster.hear(12, "7") is None  # it is client 7, whose old node is gone
+    assert roster.meet([11, 12])[7] == 12
+    again = Roster()
+    again.load_state_dict(json.loads(json.dumps(roster.state_dict())))
+    assert again.meet([11, 12]) == roster.meet([11, 12])
+
+
+def test_a_second_node_with_the_same_claim_is_refused_while_the_first_is_there() -> None:
+    roster = Roster()
+    roster.meet([10, 11])
+    assert roster.hear(10, "7") is None
+    assert roster.hear(11, "7") == "claims to be client 7, which is node 10"
+    assert roster.meet([10, 11]) == {7: 10}
+    assert roster.meet([11]) == {7: 11}  # the first one is gone
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=30))
+def test_clients_with_different_names_have_different_arms(names: list[str]) -> None:
+    plain = {name for name in names if name.isascii() and name.isdigit()}
+    others = set(names) - plain
+    assert len({arm_of(name) for name in others}) == len(others)
+    assert all(0 <= arm_of(name) < 2**63 for name in names)
+
+
+def test_fedpdp_averages_by_examples() -> None:
+    grid = LocalGrid({n: node((n, 0.0), examples=n) for n in (1, 2, 5)})
+    result = FedPdp(fraction_evaluate=0.0).start(grid, START, num_rounds=1)
+    assert weight_of(result.arrays) == pytest.approx([(1 + 4 + 25) / 8, 0.0])
+    assert result.arrays["count"].numpy() == 4 and result.arrays["count"].numpy().dtype == np.int64
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics["train_loss"] == pytest.approx(0.5) and numbers(metrics, "failed") == []
+
+
+def test_a_bad_model_is_filtered_and_its_client_asked_less() -> None:
+    nodes = {n: node(BAD if n < 5 else GOOD, client=str(n)) for n in range(1, 11)}
+    grid = LocalGrid(nodes)
+    strategy = thompson(fraction_train=0.4, client_ids="ask", score="cross-entropy")
+    result = strategy.start(grid, START, num_rounds=40)
+    assert weight_of(result.arrays) == pytest.approx(GOOD)
+    asked = np.zeros(11)
+    for number, metrics in result.train_metrics_clientapp.items():
+        sampled, kept, filtered = (numbers(metrics, name) for name in ("sampled", "kept", "filtered"))
+        assert len(sampled) == 4 and sorted(kept + filtered) == sampled
+        if any(client >= 5 for client in sampled):
+            assert all(client >= 5 for client in kept)
+        if number > 20:
+            asked[sampled] += 1
+    assert asked[5:].mean() > 2 * asked[1:5].mean()
+
+
+BAD_REPLIES: dict[str, tuple[Callable[[Message], Message | None], str]] = {
+    "error": (lambda m: Message(Error(code=3, reason="out of\nmemory"), reply_to=m), "error 3: out of memory"),
+    "silence": (lambda m: None, "no answer"),
+    "nan": (lambda m: reply(m, (float("nan"), 1.0)), "model with NaN or infinity"),
+    "infinity": (lambda m: reply(m, (float("inf"), 1.0)), "model with NaN or infinity"),
+    "shape": (lambda m: reply(m, (1.0, 2.0, 3.0)), "array weight has shape (3,), expected (2,)"),
+    "zero examples": (lambda m: reply(m, examples=0), "num-examples 0"),
+    "negative examples": (lambda m: reply(m, examples=-5), "num-examples -5"),
+    "too many examples": (lambda m: reply(m, examples=1e300), "num-examples 1e+300"),
+    "nan examples": (lambda m: reply(m, examples=float("nan")), "num-examples nan"),
+    "list of examples": (lambda m: reply(m, examples=[1, 2]), "num-examples [1, 2]"),
+    "no arrays": (
+        lambda m: Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=m),
+        "0 array records, expected one",
+    ),
+    "no metrics": (lambda m: Message(RecordDict({"arrays": START}), reply_to=m), "no num-examples"),
+    "two models": (lambda m: reply(m, more=START), "2 array records"),
+    "other arrays": (
+        lambda m: Message(
+            RecordDict({"arrays": ArrayRecord([np.zeros(2)]), "metrics": MetricRecord({"num-examples": 1})}), reply_to=m
+        ),
+        "are missing or too many",
+    ),
+    "broken bytes": (
+        lambda m: Message(
+            RecordDict(
+                {
+                    "arrays": ArrayRecord(
+                        {"weight": Array("float32", (2,), "numpy.ndarray", b"nonsense"), "count": START["count"]}
+                    ),
+                    "metrics": MetricRecord({"num-examples": 1}),
+                }
+            ),
+            reply_to=m,
+        ),
+        "array weight can't be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_REPLIES)
+def test_a_bad_reply_is_left_out_with_its_reason_and_not_rewarded(kind: str, tmp_path: Path) -> None:
+    answer, reason = BAD_REPLIES[kind]
+    grid = LocalGrid({1: node(), 2: node(), 3: answer})
+    strategy = thompson(state_dir=tmp_path)
+    result = strategy.start(grid, START, num_rounds=2)
+    assert weight_of(result.arrays) == pytest.approx(GOOD)
+    bad = arm_of("node 3")
+    for metrics in result.train_metrics_clientapp.values():
+        assert numbers(metrics, "failed") == [bad] and bad not in numbers(metrics, "kept")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(reason in row["excluded"][str(bad)] for row in rows)
+    assert rows[0]["clients"][str(bad)] == "node 3"
+    state = strategy.sampler.state_dict()
+    place = state["clients"].index(bad)
+    assert (state["alpha"][place], state["beta"][place]) == (1, 3)  # twice asked, never kept
+
+
+def test_a_round_with_too_few_usable_models_changes_nothing_and_the_next_goes_on(tmp_path: Path) -> None:
+    broken = {"yes": True}
+
+    def sometimes(message: Message) -> Message | None:
+        return reply(message, (float("nan"), 0.0)) if broken["yes"] else reply(message)
+
+    class Mends(LocalGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            broken["yes"] = len(self.sent) == 1  # the second round's
+            return super().send_and_receive(messages, timeout=timeout)
+
+    grid = Mends({1: node(), 2: sometimes, 3: sometimes})
+    result = thompson(state_dir=tmp_path).start(grid, START, num_rounds=3)
+    rounds = result.train_metrics_clientapp
+    assert numbers(rounds[2], "kept") == [] and len(numbers(rounds[2], "failed")) == 2
+    assert len(numbers(rounds[3], "kept")) == 3 and weight_of(result.arrays) == pytest.approx(GOOD)
+
+
+def test_the_order_in_which_nodes_are_listed_does_not_matter() -> None:
+    nodes = {n: node((n / 10, 0.0), client=str(n)) for n in range(1, 9)}
+    there, back = LocalGrid(nodes), LocalGrid(dict(reversed(nodes.items())))
+    found = [thompson(fraction_train=0.5, client_ids="ask").start(grid, START, num_rounds=5) for grid in (there, back)]
+    assert there.sent == back.sent
+    assert weight_of(found[0].arrays) == weight_of(found[1].arrays)
+
+
+@pytest.mark.parametrize("how", ["ask", "replies"])
+def test_a_client_that_comes_back_on_another_node_keeps_its_history(how: Any) -> None:
+    grid = LocalGrid({n: node(BAD if n == 1 else GOOD, client=f"c{n}") for n in (1, 2, 3)})
+    strategy = thompson(client_ids=how)
+    strategy.start(grid, START, num_rounds=4)
+    grid.nodes = {77: grid.nodes[1], 2: grid.nodes[2], 3: grid.nodes[3]}
+    strategy.start(grid, START, num_rounds=3)
+    state = strategy.sampler.state_dict()
+    asked = dict(zip(state["clients"], np.add(state["alpha"], state["beta"]) - 2, strict=True))
+    assert asked == {arm_of(f"c{n}"): 7 for n in (1, 2, 3)}
+
+
+def test_nodes_that_say_nothing_are_told_apart_by_their_connection() -> None:
+    def no_query(message: Message) -> Message | None:
+        if message.metadata.message_type.startswith("query"):
+            return Message(Error(code=1, reason="No query function registered"), reply_to=message)
+        return reply(message)
+
+    grid = LocalGrid({1: no_query, 2: no_query})
+    result = FedPdp(client_ids="ask", fraction_evaluate=0.0).start(grid, START, num_rounds=1)
+    assert numbers(result.train_metrics_clientapp[1], "sampled") == sorted(arm_of(f"node {n}") for n in (1, 2))
+
+
+def test_two_nodes_that_claim_one_identity_count_once(caplog: pytest.LogCaptureFixture) -> None:
+    grid = LocalGrid({1: node(client="a"), 2: node(client="a"), 3: node(client="b")})
+    result = FedPdp(client_ids="ask", fraction_evaluate=0.0).start(grid, START, num_rounds=2)
+    assert grid.sent == [[1, 3], [1, 3]]
+    assert numbers(result.train_metrics_clientapp[2], "sampled") == sorted(map(arm_of, "ab"))
+
+
+class Killed(Exception):
+    """The ServerApp is gone."""
+
+
+class Mortal(LocalGrid):
+    """Its server dies while it waits for a kind of message for the nth time."""
+
+    def __init__(self, nodes: dict[int, Answer], kind: str, time: int) -> None:
+        super().__init__(nodes)
+        self.kind, self.left = kind, time
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == self.kind:
+            self.left -= 1
+            if self.left == 0:
+                raise Killed
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+@pytest.mark.parametrize(("kind", "time"), [("train", 1), ("train", 3), ("evaluate", 2), ("evaluate", 5)])
+def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(kind: str, time: int, tmp_path: Path) -> None:
+    nodes = {n: node((-n / 5, n / 7), examples=n, client=str(n)) for n in range(1, 9)}
+
+    def strategy(folder: str) -> FedCM:
+        return FedCM(
+            model=Line,
+            validation=(X, Y),
+            score="cross-entropy",
+            bandit="ucb",
+            fraction_train=0.5,
+            client_ids="ask",
+            state_dir=tmp_path / folder,
+            device="cpu",
+        )
+
+    def judged(round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"round": round, "weight": weight_of(arrays)[0]})
+
+    whole = LocalGrid(nodes)
+    expected = strategy("whole").start(whole, START, num_rounds=5, evaluate_fn=judged)
+    mortal = Mortal(nodes, kind, time)
+    with pytest.raises(Killed):
+        strategy("killed").start(mortal, START, num_rounds=5, evaluate_fn=judged)
+    grid = LocalGrid(nodes)
+    result = strategy("killed").start(grid, START, num_rounds=5, evaluate_fn=judged)
+    assert (mortal.sent + grid.sent) == whole.sent
+    assert result.arrays["weight"].numpy().tolist() == expected.arrays["weight"].numpy().tolist()
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        assert getattr(result, name) == getattr(expected, name)
+    again = strategy("killed").start(LocalGrid({}), START, num_rounds=5, evaluate_fn=judged)
+    assert again.train_metrics_clientapp == expected.train_metrics_clientapp  # all done: nothing is asked
+    assert weight_of(again.arrays) == weight_of(expected.arrays)
+
+
+def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    FedPdp(fraction_evaluate=0.0, state_dir=tmp_path).start(LocalGrid({1: node(), 2: node()}), START, num_rounds=1)
+    other = ArrayRecord({"weight": Array(np.zeros(3, np.float32))})
+    with pytest.raises(InvalidSetting, match="state_dir"):
+        FedPdp(fraction_evaluate=0.0, state_dir=tmp_path).start(LocalGrid({}), other, num_rounds=2)
+
+
+def test_evaluation_averages_what_is_usable() -> None:
+    def silent(message: Message) -> Message | None:
+        if message.metadata.message_type == "evaluate":
+            return Message(Error(code=1, reason="no"), reply_to=message)
+        return reply(message)
+
+    grid = LocalGrid({1: node(examples=30), 2: node(examples=10), 3: silent})
+    result = FedPdp().start(grid, START, num_rounds=1)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(0.5)
+
+
+class KeepFirst(ModelFilter):
+    """Believes whoever has the lowest id, half."""
+
+    needs_logits = False
+
+    def select(self, candidates: Candidates) -> Selection:
+        return Selection(kept=(0,))
+
+
+def half(kept: Kept) -> Coefficients:
+    return Coefficients(0.5, np.array([0.5]))
+
+
+def test_any_part_of_ones_own_can_be_put_in() -> None:
+    grid = LocalGrid({n: node((n, 0.0), client=str(n)) for n in (1, 2, 3)})
+    strategy = SieveStrategy(UniformSampler(), KeepFirst(), half, client_ids="ask", fraction_evaluate=0.0)
+    result = strategy.start(grid, START, num_rounds=2)
+    assert weight_of(result.arrays)[0] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "said"),
+    [
+        (FedCM, {"model": Line, "validation": (X, Y), "bandit": "dice"}, "bandit: 'dice'"),
+        (FedCM, {"model": Line, "validation": (X, Y), "score": "luck"}, "score: 'luck'"),
+        (FedCA, {"model": Line, "validation": (X,)}, "validation: 'tuple'"),
+        (FedCA, {"model": nn.Linear(7, 2), "validation": (X, Y)}, "model: 'Linear'"),
+        (FedCA, {"model": lambda: 3, "validation": (X, Y)}, "model: 'int'"),
+        (FedCA, {"model": Line, "validation": (X, Y + 5)}, "labels"),
+        (FedPdp, {"client_ids": "guess"}, "client_ids: 'guess'"),
+        (FedPdp, {"model": Line}, "validation: None"),
+        (FedPdp, {"state_dir": "/dev/null/x"}, "state_dir"),
+    ],
+)
+def test_a_wrong_argument_is_named(strategy: type[SieveStrategy], given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        strategy(**given)
+
+
+def test_without_flower_one_line_says_how_to_get_it() -> None:
+    script = "import sys; sys.modules['flwr'] = None\ntry: import fedsieve.flower\nexcept ImportError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("pip install 'fedsieve[flower]' first") and done.stdout.count("\n") == 1
+
+
+def test_who_answers_with_its_node_configuration() -> None:
+    from flwr.clientapp import ClientApp
+
+    from fedsieve.flower import say_who
+    from fedsieve.flower.replies import claimed_id
+
+    app = say_who(ClientApp())
+    LocalGrid({})
+    for own, expected in (
+        ({"client-id": "clinic", "partition-id": 3}, "clinic"),
+        ({"partition-id": 3}, "3"),
+        ({}, None),
+    ):
+        message = Message(RecordDict(), 5, "query.client_id")
+        message.metadata.__dict__["_message_id"] = "x"
+        context = Context(run_id=1, node_id=5, node_config=cast(Any, own), state=RecordDict(), run_config={})
+        assert claimed_id(app(message, context).content) == expected
+
+
+def simulated(what: str, folder: Path) -> Any:
+    """What a strategy comes to in Flower's own simulation engine, with real actors."""
+    script = Path(__file__).with_name("flower_simulation.py")
+    command = [sys.executable, str(script), what, str(folder / what)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / what).read_text())
+
+
+@pytest.mark.parametrize("algorithm", ["fedcm-ts", "fedcm-ucb"])
+def test_fedcm_on_flower_makes_the_choices_of_the_simulator(algorithm: str, tmp_path: Path) -> None:
+    expected = fs.run(config(algorithm))
+    found = simulated(algorithm, tmp_path)
+    for row in expected.rows:
+        metrics = found["train"][str(row["round"])]
+        assert (metrics["sampled"], metrics["kept"]) == (row["sampled"], row["kept"])
+        assert metrics["score"] == pytest.approx(row["score"])
+    assert expected.model is not None
+    assert torch.allclose(torch.tensor(found["model"]), expected.model, atol=1e-6)
+
+
+def test_fedavg_by_us_is_fedavg_by_flower(tmp_path: Path) -> None:
+    ours, theirs = (simulated(what, tmp_path) for what in ("fedpdp", "flower"))
+    assert ours["names"] == theirs["names"]
+    np.testing.assert_allclose(ours["model"], theirs["model"], atol=1e-6)
+    for number in ("1", "2"):
+        assert ours["train"][number]["train_loss"] == pytest.approx(theirs["train"][number]["train_loss"])
+        assert ours["evaluate"][number]["accuracy"] == pytest.approx(theirs["evaluate"][number]["accuracy"], abs=1e-6)
