@@ -1,0 +1,1 @@
+"""FedCM on Flower."""
