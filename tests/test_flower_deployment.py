@@ -92,8 +92,10 @@ def test_a_serverapp_killed_between_rounds_goes_on_and_strangers_stay_out(federa
         os.kill(pid, signal.SIGKILL)
     done = len(rows(state))
     assert 2 <= done < 5
-    federation.wait_for_run(run)
-    assert federation.wait_for_run(submit(federation, state, 5)) == "finished:completed"
+    again = submit(federation, state, 5)
+    deploy.wait_until(lambda: len(rows(state)) == 5, "the other rounds")
+    assert federation.wait_for_run(again) == "finished:completed"
+    assert federation.wait_for_run(run) == "finished:failed"
     found = rows(state)
     assert [row["round"] for row in found] == [1, 2, 3, 4, 5]
     results = json.loads((state / "results.json").read_text())
@@ -122,6 +124,7 @@ def test_a_node_that_dies_and_one_that_sends_nan_are_left_out(federation: Any) -
     federation.kill("site-2")  # it has been asked, or will be, in the second round
     deploy.wait_until(lambda: len(rows(state)) >= 2, "the second round")
     federation.start_supernode("site-2", federation.data[2])
+    deploy.wait_until(lambda: len(rows(state)) == 4, "the other rounds")
     assert federation.wait_for_run(run) == "finished:completed"
     np.savez(federation.data[3], x=x, y=y)
     found = rows(state)

@@ -108,7 +108,7 @@ class Federation:
 
     def wait_for_run(self, run: int) -> str:
         """Wait until a run has ended; how it ended."""
-        wait_until(lambda: self.status(run).startswith("finished"), f"run {run} to end", 3 * PATIENCE)
+        wait_until(lambda: self.status(run).startswith("finished"), f"run {run} to end", 3 * PATIENCE, every=3)
         return self.status(run)
 
     def log(self, name: str) -> str:
@@ -222,13 +222,13 @@ def port_is_open(port: int) -> bool:
         return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_until(true: Any, what: str, patience: float = PATIENCE) -> None:
+def wait_until(true: Any, what: str, patience: float = PATIENCE, every: float = 0.5) -> None:
     """Look again and again, for as long as patience lasts."""
     end = time.monotonic() + patience
     while not true():
         if time.monotonic() > end:
             raise TimeoutError(f"waited {patience:.0f} s for {what}")
-        time.sleep(0.5)
+        time.sleep(every)
 
 
 def main() -> None:
