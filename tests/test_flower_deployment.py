@@ -138,3 +138,28 @@ def test_a_node_that_dies_and_one_that_sends_nan_are_left_out(federation: Any) -
     results = json.loads((state / "results.json").read_text())
     assert list(results["train_metrics_clientapp"]) == ["1", "2", "3", "4"]
     assert all(np.isfinite(metrics["accuracy"]) for metrics in results["evaluate_metrics_serverapp"].values())
+
+
+class Simulated(deploy.Federation):  # type: ignore[name-defined, misc]
+    """A SuperLink that simulates its nodes."""
+
+    def start_superlink(self) -> None:
+        place = ("--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(self.port))
+        self._start("superlink", ["flower-superlink", *place, "--disable-runtime-dependency-installation"])
+        deploy.wait_until(lambda: deploy.port_is_open(self.port), "the SuperLink to listen")
+
+    def _write_connection(self) -> None:
+        lines = ("[superlink.deployment]", f'address = "127.0.0.1:{self.port}"', "insecure = true")
+        (self.folder / "home").mkdir()
+        (self.folder / "home" / "config.toml").write_text("\n".join([*lines, "options.num-supernodes = 6", ""]))
+
+
+def test_the_same_app_runs_in_flowers_simulation(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with Simulated(tmp_path / "simulated") as federation:
+        federation.start_superlink()
+        run = submit(federation, state, 2, **{"min-nodes": 6})
+        deploy.wait_until(lambda: len(rows(state)) == 2, "two rounds")
+        assert federation.wait_for_run(run) == "finished:completed"
+    assert [len(row["sampled"]) for row in rows(state)] == [3, 3]
+    assert names_in(rows(state)[0], "sampled") <= set("012345")

@@ -2,9 +2,10 @@
 
 import os
 
-# PyTorch's idle threads then sleep. By default they spin, and where cores are busy that was measured to make a search
-# of subsets ten to fifty times slower. Only of use before PyTorch is loaded.
+# PyTorch's idle threads then sleep, after a moment. By default they spin, and where cores are busy that was measured to
+# make a search of subsets ten to fifty times slower; asleep at once, up to five. Only of use before PyTorch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # of GNU's OpenMP, which goes by it first
 
 from fedsieve import algorithms, averaging, clients, data, engines, errors, filtering, models, sampling
 from fedsieve.data import Dataset

@@ -116,16 +116,20 @@ class Vectors:
         """A copy of `vector` [size]; one on a CPU lies in memory of this object."""
         if vector.device.type != "cpu" or vector.dtype not in (torch.float32, torch.float64):
             return vector.clone()
+        return self.empty(vector.numel(), vector.dtype).copy_(vector)
+
+    def empty(self, size: int, dtype: torch.dtype) -> Tensor:
+        """A vector [size] on a CPU with anything in it."""
         try:
             memory = self._free.pop()
         except IndexError:
             memory = np.empty(0)
-        if memory.nbytes != vector.nbytes:
-            memory = np.empty(vector.nbytes, dtype=np.uint8)
+        if memory.nbytes != size * dtype.itemsize:
+            memory = np.empty(size * dtype.itemsize, dtype=np.uint8)
         lent = memory.view()
         # A tensor and all its views hold `lent`; when the last one goes, so does `lent`.
         finalize(lent, self._free.append, memory).atexit = False
-        return torch.from_numpy(lent).view(vector.dtype).copy_(vector)
+        return torch.from_numpy(lent).view(dtype)
 
 
 def _side_by_side(pieces: tuple[Piece, ...], vector: Tensor, module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedsieve.errors import InvalidSetting
-from fedsieve.vector import Layout, Piece
+from fedsieve.vector import Layout, Piece, Vectors
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class ArrayLayout:
     keys: tuple[str, ...]
     dtypes: tuple[np.dtype[np.generic], ...]
     places: tuple[int, ...]
+    memory: Vectors = field(default_factory=Vectors, repr=False, compare=False)
 
     @classmethod
     def of(cls, record: ArrayRecord, module: Layout | None = None, state: Sequence[str] = ()) -> ArrayLayout:
@@ -55,18 +58,19 @@ class ArrayLayout:
         if set(record) != set(self.keys):
             different = sorted(set(record) ^ set(self.keys))
             raise ValueError(f"arrays {', '.join(different[:3])} are missing or too many")
-        vector = torch.empty(self.layout.size, dtype=self.layout.dtype)
+        vector = self.memory.empty(self.layout.size, self.layout.dtype)
+        flat = vector.numpy()
         for key, place in zip(self.keys, self.places, strict=True):
             piece = self.layout.pieces[place]
             try:
-                values = record[key].numpy()
+                values = _view(record[key])
             except (TypeError, OSError, EOFError, ValueError) as error:
                 raise ValueError(f"array {key} can't be read: {error}") from None
             if values.shape != piece.shape:
                 raise ValueError(f"array {key} has shape {values.shape}, expected {piece.shape}")
             if values.dtype.kind not in "fiub":
                 raise ValueError(f"array {key} holds {values.dtype}")
-            vector[piece.start : piece.stop] = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1)
+            np.copyto(flat[piece.start : piece.stop], values.reshape(-1), casting="unsafe")
         return vector
 
     def write(self, vector: Tensor) -> ArrayRecord:
@@ -77,6 +81,21 @@ class ArrayLayout:
             values = vector[piece.start : piece.stop].detach().cpu().view(piece.shape).numpy()
             record[key] = Array(np.asarray((values if dtype.kind == "f" else np.rint(values)).astype(dtype)))
         return record
+
+
+def _view(array: Array) -> np.ndarray[Any, Any]:
+    """What an array holds, where it lies: `Array.numpy` would copy it."""
+    if array.stype != "numpy.ndarray":
+        raise TypeError(f"it is kept as {array.stype}")
+    file = BytesIO(array.data)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    if dtype.hasobject:
+        raise TypeError("it holds objects")
+    count = int(np.prod(shape, dtype=np.int64))
+    values = np.frombuffer(array.data, dtype, count, file.tell())
+    return values.reshape(shape, order="F" if by_columns else "C")
 
 
 def _first_difference(keys: tuple[str, ...], shapes: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> str:
