@@ -45,7 +45,8 @@ def config(algorithm: str) -> fs.Config:
 def make(what: str, engine: SequentialEngine) -> tuple[Strategy, int]:
     """A strategy and its rounds."""
     if what in ("flower", "fedpdp"):
-        return (FedAvg if what == "flower" else FedPdp)(min_available_nodes=NODES), 2
+        # Flower counts the nodes before it waits for them, so that in a first round it may ask fewer than all.
+        return (FedAvg if what == "flower" else FedPdp)(min_train_nodes=NODES, min_available_nodes=NODES), 2
     dataset = data.load("digits")
     places, _ = split_data(config("fedca"), dataset)
     x, y = dataset.prepare(dataset.train_inputs[places]), dataset.train_labels[places]
