@@ -406,6 +406,21 @@ def test_evaluation_averages_what_is_usable() -> None:
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx(0.5)
 
 
+def test_who_evaluates_is_drawn_anew() -> None:
+    asked: list[list[int]] = []
+
+    class Watched(LocalGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            messages = list(messages)
+            asked.append(sorted(message.metadata.dst_node_id for message in messages))
+            return super().send_and_receive(messages, timeout=timeout)
+
+    grid = Watched({n: node() for n in range(1, 21)})
+    FedPdp(fraction_train=0.5, fraction_evaluate=0.5).start(grid, START, num_rounds=4)
+    assert all(len(nodes) == 10 for nodes in asked)
+    assert asked[::2] != asked[1::2]  # not those who trained
+
+
 class KeepFirst(ModelFilter):
     """Believes whoever has the lowest id, half."""
 

@@ -275,6 +275,8 @@ def test_a_report_of_nothing_says_so(typed: Typed, tmp_path: Path) -> None:
     status, printed, said = typed("reproduce", "table4", "figure3", "--quick", "--report-only", "--out", "empty")
     assert status == 0 and "–" in printed and "Figure 3: bandits: no runs yet" in said
     assert not (tmp_path / "empty" / "report.html").exists()
+    status, _, said = typed("reproduce", "table4", "--device", "gpu")
+    assert status == 2 and said.startswith("error: device: 'gpu'") and said.count("\n") == 1
     status, _, said = typed("reproduce", "table9")
     assert status == 2 and said.startswith("error: target: 'table9'") and said.count("\n") == 1
 
@@ -284,6 +286,14 @@ def test_what_came_out_is_written_up(tmp_path: Path) -> None:
         write_record(made_up(cell, 0, 50), tmp_path / "records")
     outcome = write_up(Reproduction(STUDY, ["table4", "claims"], 1, tmp_path))
     assert [path.name for path in outcome.files] == ["results.md", "report.html"]
+
+
+def test_records_of_a_gpu_are_reported_on_any_machine(typed: Typed, tmp_path: Path) -> None:
+    study = Study.of(quick=False, rounds=4, dataset="digits", device="cpu", precision="bf16")
+    write_record(made_up(TABLE_4[0], 0, 61.5, study=study), tmp_path / "paper" / "records")
+    words = ["reproduce", "table4", "--dataset", "digits", "--rounds", "4", "--report-only", "--out", "paper"]
+    assert "61.5 ± 0.0" in typed(*words)[1]
+    assert "61.5 ± 0.0" not in typed(*words, "--precision", "fp32")[1]
 
 
 def test_there_is_a_target_for_each_table_and_figure_with_data() -> None:

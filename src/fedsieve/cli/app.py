@@ -211,6 +211,9 @@ def reproduce_command(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="records, tables and figures (default: under runs/)")
     ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 or bf16 (default: bf16 on a GPU and for --report-only, else fp32)")
+    ] = None,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="run nothing: tables and figures from the records that are there")
     ] = False,
@@ -224,8 +227,8 @@ def reproduce_command(
     from fedsieve.reproduction import Reproduction, Study, find_targets, write_up
 
     names = find_targets(targets)
-    on_gpu = find_device(device).type == "cuda"
-    precision = "bf16" if on_gpu else "fp32"
+    usual = "bf16" if find_device(device).type == "cuda" or (report_only and not quick) else "fp32"
+    precision = precision or usual
     study = Study.of(quick, rounds, dataset, device=device, data_dir=data_dir, precision=precision)
     reproduction = Reproduction(study, names, seeds, out or Path("runs/paper-quick" if quick else "runs/paper"))
     if not report_only:

@@ -7,8 +7,7 @@ from functools import lru_cache
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsieve import data
-from fedsieve.engines import Engine
+from fedsieve.engines import SequentialEngine
 from fedsieve.filtering import accuracy, log_likelihood
 from fedsieve.flower.arrays import ArrayLayout
 from fedsieve.flower.replies import CLIENT_ID
@@ -40,10 +39,10 @@ def client_app(config: Config) -> ClientApp:
         client = int(context.node_config["partition-id"])
         round = int(message.content.config_records["config"]["server-round"])  # type: ignore[arg-type]
         model = layout.read(message.content.array_records["arrays"])
-        (update,) = engine.train(model.to(engine.initial_model().device), [client], round)
+        (update,) = engine.train(model.to(engine.device), [client], round)
         if update.model is None:
             raise RuntimeError(update.error)
-        metrics = MetricRecord({"num-examples": len(engine.partition[client]), "train_loss": update.loss})  # type: ignore[attr-defined]
+        metrics = MetricRecord({"num-examples": len(engine.partition[client]), "train_loss": update.loss})
         content = RecordDict({"arrays": layout.write(update.model), "metrics": metrics})
         return Message(content, reply_to=message)
 
@@ -51,7 +50,7 @@ def client_app(config: Config) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         engine, layout = _engine(config, message)
         model = layout.read(message.content.array_records["arrays"])
-        logits, labels = engine.logits([model], "test")[0], engine.labels("test")
+        logits, labels = engine.logits([model.to(engine.device)], "test")[0], engine.labels("test")
         scores = {"accuracy": float(accuracy(logits, labels)), "loss": -float(log_likelihood(logits, labels))}
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": len(labels), **scores})}), reply_to=message)
 
@@ -59,11 +58,13 @@ def client_app(config: Config) -> ClientApp:
 
 
 @lru_cache(maxsize=1)
-def _assembled(config: Config) -> Engine:
-    return assemble(config, dataset=data.load(config.dataset, config.data_dir))[1]
+def _assembled(config: Config) -> SequentialEngine:
+    _, engine = assemble(config)
+    assert isinstance(engine, SequentialEngine)  # every engine of this machine is one
+    return engine
 
 
-def _engine(config: Config, message: Message) -> tuple[Engine, ArrayLayout]:
+def _engine(config: Config, message: Message) -> tuple[SequentialEngine, ArrayLayout]:
     engine = _assembled(config)
     arrays: ArrayRecord = message.content.array_records["arrays"]
-    return engine, ArrayLayout.of(arrays, engine.layout, [piece.name for piece in engine.layout.pieces])
+    return engine, ArrayLayout.of(arrays, engine.layout, list(engine.module.state_dict()))

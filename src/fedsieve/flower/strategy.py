@@ -28,7 +28,9 @@ from fedsieve.flower.judge import NoJudge, ValidationJudge
 from fedsieve.flower.replies import Reply, claimed_id, read_reply
 from fedsieve.flower.roster import Roster
 from fedsieve.flower.state import State
+from fedsieve.randomness import keys
 from fedsieve.sampling import ClientSampler, Feedback, ThompsonSampler, UCBSampler, UniformSampler
+from fedsieve.sampling.base import highest
 from fedsieve.sieve import Population, Sieve, Sifted
 from fedsieve.stopwatch import Stopwatch
 
@@ -213,8 +215,8 @@ class SieveStrategy(FedAvg):
         round = server_round + self._before
         arms = self._who_is_there(grid)
         count = self._count(self.fraction_evaluate, self.min_evaluate_nodes, len(arms))
-        uniform = UniformSampler(seed=self.seed)
-        chosen = uniform.sample(round, np.array(sorted(arms), dtype=np.int64), count).tolist()
+        ids = np.array(sorted(arms), dtype=np.int64)
+        chosen = ids[highest(keys(self.seed, "evaluation", round, ids), count)].tolist()
         log(INFO, "configure_evaluate: Sampled %s nodes (out of %s)", len(chosen), len(arms))
         config["server-round"] = round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})

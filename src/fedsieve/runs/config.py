@@ -113,9 +113,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_device(self) -> Self:
-        kind, _, number = self.device.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
-            raise InvalidSetting("device", self.device, "auto, cpu, cuda or cuda:N")
+        check_device(self.device)
         return self
 
     @classmethod
@@ -165,6 +163,13 @@ class Config(BaseModel):
             augment=bool(self.augment),
             objective=objective,
         )
+
+
+def check_device(name: str) -> None:
+    """Raise unless this can be the name of a device."""
+    kind, _, number = name.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
+        raise InvalidSetting("device", name, "auto, cpu, cuda or cuda:N")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

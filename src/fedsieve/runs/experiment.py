@@ -24,7 +24,7 @@ from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
 from fedsieve.runs.callback import Callback
-from fedsieve.runs.config import Config
+from fedsieve.runs.config import Config, check_device
 from fedsieve.runs.directory import RunDirectory
 from fedsieve.runs.environment import environment
 from fedsieve.sampling import ClientSampler
@@ -237,6 +237,7 @@ def _engine(
 
 def find_device(name: str) -> torch.device:
     """The device a configuration names: "auto" is a GPU when there is one."""
+    check_device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
