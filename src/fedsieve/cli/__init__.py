@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+INTERRUPTED = 130  # the exit status of what was ended by Ctrl-C
+
 
 def main() -> None:
     """Run the command line; bad input is one line on standard error and exit status 2."""
@@ -23,7 +25,10 @@ def _run() -> int:
     logging.getLogger("fedsieve").addHandler(notes)
     logging.getLogger("fedsieve").setLevel(logging.INFO)
     try:
-        return app(standalone_mode=False) or 0
+        status = app(standalone_mode=False) or 0
+        if status == INTERRUPTED:  # Typer's way to say that it caught Ctrl-C
+            raise KeyboardInterrupt
+        return status
     except click.exceptions.NoArgsIsHelpError as asked:
         print(asked.ctx.get_help())
         return 0
@@ -34,11 +39,8 @@ def _run() -> int:
         print(f"error: {_one_line(str(problem))}", file=sys.stderr)
         return 1 if isinstance(problem, FetchFailed | TooFewUpdates) else 2
     except (KeyboardInterrupt, click.Abort):
-        print(
-            "interrupted; what was done is kept, and run with --resume, or the same comparison, goes on",
-            file=sys.stderr,
-        )
-        return 130
+        print("interrupted; what was done is kept, and the same command goes on (run: with --resume)", file=sys.stderr)
+        return INTERRUPTED
     except OSError as problem:
         print(f"error: {_one_line(str(problem))}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from weakref import finalize
 
 import numpy as np
@@ -24,6 +25,9 @@ from fedsieve.vector import Layout
 
 FEED_BYTES = 16 * 2**20  # of training inputs prepared ahead for each lane
 MOST_GRAPHS = 64  # of a lane: as many sizes of a client's last batch
+
+_counting = Lock()
+_captures = 0  # that go on now, in all threads
 
 
 class CannotCapture(Exception):
@@ -280,11 +284,17 @@ class Lane:
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Inside, nothing is freed by chance: letting go of another run's graph or event would break a capture."""
-    gc.disable()
+    global _captures
+    with _counting:
+        _captures += 1
+        gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        with _counting:
+            _captures -= 1
+            if not _captures:
+                gc.enable()
 
 
 def _shaped(stretch: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:

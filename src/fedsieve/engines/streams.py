@@ -6,14 +6,14 @@ on a stream while a graph is captured on it would become part of the graph. So t
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 
 import torch
 
 LANES = 8  # measured on an H200: 4 to 8 lanes fill it, more bring nothing
 RUNS_AT_ONCE = 3  # each with its lanes and a stream of its own: 27 of PyTorch's 32
 
-_lending = Lock()
+_lending = RLock()  # a lane may be let go of, and give back, while its thread borrows
 _free: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 

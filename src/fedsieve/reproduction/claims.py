@@ -58,7 +58,7 @@ class Verdict:
     def word(self) -> str:
         """holds, doesn't hold, or can't tell."""
         if self.overall is None:
-            return "no runs yet"
+            return "not all runs yet"
         if self.overall.low > 0:
             return "holds"
         return "doesn't hold" if self.overall.high < 0 else f"can't tell with n = {self.overall.seeds}"

@@ -11,8 +11,8 @@ from fedsieve.errors import InvalidSetting, unknown_name
 from fedsieve.runs import Config
 
 SETTLED: dict[str, Any] = {
-    "model": "vgg11-bn",
-    "lr": 0.01,
+    "model": "vgg11",
+    "lr": 0.05,
     "batch_size": 64,
     "momentum": 0.9,
     "weight_decay": 5e-4,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from fedsieve.reproduction.grid import Cell, Study
-from fedsieve.runs import Config, History, Spread, rounds_to
+from fedsieve.runs import Config, History, rounds_to
 from fedsieve.runs.config import PLACE
 
 log = logging.getLogger("fedsieve")
@@ -68,12 +68,7 @@ class Results:
 
 def mean_of(values: dict[int, float]) -> float | None:
     """The mean over seeds, if there are any."""
-    return spread.mean if (spread := spread_of(list(values.values()))) else None
-
-
-def spread_of(values: Sequence[float]) -> Spread | None:
-    """Mean and standard deviation over seeds, if there are any."""
-    return Spread.of(values) if values else None
+    return sum(values.values()) / len(values) if values else None
 
 
 def _what(config: Config) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table as RichTable
@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from fedsieve.reproduction import published
 from fedsieve.reproduction.claims import CLAIMS, Interval, judge
 from fedsieve.reproduction.grid import SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
-from fedsieve.reproduction.results import Results, spread_of
+from fedsieve.reproduction.results import Results
 from fedsieve.runs import Spread
 
 NOTHING = "–"
@@ -94,7 +94,6 @@ def table5(results: Results) -> Table:
         theirs = published.TABLE_5.get(cell)
         found = results.rounds(cell)
         reached = [float(rounds) for rounds in found.values() if rounds is not None]
-        ours = spread_of(reached)
         total, absent = int(results.study.settings["rounds"]), "never" if found else NOTHING
         rows.append(
             (
@@ -102,7 +101,7 @@ def table5(results: Results) -> Table:
                 cell.title,
                 cell.score or NOTHING,
                 f"{theirs} ({100 / theirs:.2f}×)" if theirs else "never",
-                f"{ours.mean:.1f} ± {ours.std:.1f} ({total / ours.mean:.2f}×)" if ours else absent,
+                f"{_spread(reached)} ({total * len(reached) / sum(reached):.2f}×)" if reached else absent,
                 f"{len(reached)} of {len(found)}" if found else NOTHING,
             )
         )
@@ -135,7 +134,7 @@ def claims(results: Results) -> Table:
                 verdict.word,
             )
         )
-    alone = _spread(spread_of(list(results.final(SERVER_ONLY).values())))
+    alone = _spread(results.final(SERVER_ONLY).values())
     return Table(
         "Claims",
         ("Claim", "Mean difference [95 % interval]", "Cells for it", "Verdict"),
@@ -159,9 +158,8 @@ TABLES: dict[str, Callable[[Results], Table]] = {
 def _accuracy(results: Results, cell: Cell, theirs: Mapping[Cell, tuple[float, float]]) -> tuple[str, str, str, str]:
     """The paper's final accuracy, ours, the difference in points, and our mean of the last 10 rounds."""
     mean, std = theirs[cell]
-    ours = spread_of(list(results.final(cell).values()))
-    difference = f"{ours.mean - mean:+.1f}" if ours else NOTHING
-    last_10 = spread_of(list(results.last_10(cell).values()))
+    ours, last_10 = results.final(cell).values(), results.last_10(cell).values()
+    difference = f"{sum(ours) / len(ours) - mean:+.1f}" if ours else NOTHING
     return f"{mean:.1f} ± {std:.1f}", _spread(ours), difference, _spread(last_10)
 
 
@@ -176,8 +174,12 @@ def _note(results: Results, cells: Sequence[Cell]) -> str:
     )
 
 
-def _spread(spread: Spread | None) -> str:
-    return f"{spread.mean:.1f} ± {spread.std:.1f}" if spread else NOTHING
+def _spread(values: Collection[float]) -> str:
+    """Mean ± standard deviation; one value has none."""
+    if not values:
+        return NOTHING
+    spread = Spread.of(list(values))
+    return f"{spread.mean:.1f} ± {spread.std:.1f}" if len(values) > 1 else f"{spread.mean:.1f}"
 
 
 def _interval(interval: Interval | None, unit: str) -> str:
