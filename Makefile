@@ -28,7 +28,7 @@ tests: .venv/installed-dev
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(PIP) -e '.[dev,flower,track]'
+	$(PIP) -e '.[dev,flower,ray,track]'
 	touch $@
 
 clean:

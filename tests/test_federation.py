@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedsieve.algorithms import ALGORITHMS, Options, find, table
 from fedsieve.averaging import Coefficients, Kept, Scheme, fedavg, fedpdp
 from fedsieve.engines import Engine, SequentialEngine, Update
+from fedsieve.engines.base import problem_of
 from fedsieve.errors import InvalidSetting, TooFewUpdates, TooManyModels
 from fedsieve.federation import Federation
 from fedsieve.filtering import Candidates, CombinatorialFilter, KeepAll, ModelFilter, Selection
@@ -30,7 +31,6 @@ from fedsieve.sampling import (
     UCBSampler,
     UniformSampler,
 )
-from fedsieve.sieve import _is_finite
 from fedsieve.vector import Layout
 
 # Clients 10, 20, 30, 40 with p = 0.1, 0.2, 0.3, 0.4. A model is two numbers (u, v); on the two validation examples,
@@ -584,4 +584,5 @@ def test_diverging_clients_fail_the_round_not_the_federation() -> None:
     [([3e38, 3e38], True), ([-3e38, -3e38, 1.0], True), ([1.0, math.nan], False), ([math.inf, -math.inf], False)],
 )
 def test_large_numbers_are_not_taken_for_infinite_ones(values: list[float], finite: bool) -> None:
-    assert _is_finite(torch.tensor(values)) is finite
+    model = torch.tensor(values)
+    assert problem_of(model, 0.0, like=model) == (None if finite else "model with NaN or infinity")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -73,7 +74,30 @@ def fedpdp(kept: Kept, normalise: bool = True) -> Coefficients:
 
 def combine(previous: Tensor, models: Iterable[Tensor], coefficients: Coefficients) -> Tensor:
     """The one weighted sum: `previous` [size] and `models` [kept][size] to a new vector [size]."""
-    average = previous * coefficients.previous if coefficients.previous else previous.new_zeros(previous.shape)
-    for model, coefficient in zip(models, coefficients.clients.tolist(), strict=True):
-        average.add_(model, alpha=coefficient)
-    return average
+    total = share_of(previous, coefficients.previous)
+    return rounded(add_up(total, models, coefficients.clients.tolist()), previous.dtype)
+
+
+def share_of(model: Tensor, coefficient: float) -> Tensor:
+    """A model [size] times a coefficient, in double precision; no share of a model has none of its NaNs."""
+    return model.double() * coefficient if coefficient else torch.zeros_like(model, dtype=torch.float64)
+
+
+def add_up(total: Tensor, models: Iterable[Tensor], coefficients: Iterable[float]) -> Tensor:
+    """`total` [size], in double precision, plus each of `models` [size] times its coefficient; in place."""
+    for model, coefficient in zip(models, coefficients, strict=True):
+        total.add_(model, alpha=coefficient)
+    return total
+
+
+def rounded(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """A sum in double precision as `dtype`, the same in whatever order and parts it was added up.
+
+    The order shows in the last few of 53 bits. Where a sum lies halfway between two numbers of single precision, as
+    sums of weights that hardly changed often do, these would decide. So it is rounded to 37 bits first.
+    """
+    if dtype == torch.float64:
+        return total
+    bits = total.clone().view(torch.int64)
+    bits.add_(1 << 15).bitwise_right_shift_(16).bitwise_left_shift_(16)
+    return bits.view(torch.float64).to(dtype)

@@ -46,6 +46,10 @@ class TooManyModels(FedSieveError, ValueError):
     """More candidate models than the filter's search can take."""
 
 
+class ClusterLost(FedSieveError, RuntimeError):
+    """Nobody is left on the cluster to train clients; what was done is on disk."""
+
+
 class FetchFailed(FedSieveError, RuntimeError):
     """No source of a data set gave the expected arrays."""
 

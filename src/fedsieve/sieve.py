@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsieve.averaging import Coefficients, Kept, Scheme, combine
+from fedsieve.averaging import Coefficients, Kept, Scheme
+from fedsieve.engines.base import Judge, Models, Returned
 from fedsieve.engines.precision import arithmetic
 from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
 from fedsieve.stopwatch import Stopwatch
-
-
-class Returned(Protocol):
-    """What came back from one client. Its `model` [size] may be unpacked anew each time, or raise ValueError."""
-
-    @property
-    def client(self) -> int: ...  # noqa: D102
-    @property
-    def model(self) -> Tensor | None: ...  # noqa: D102
-    @property
-    def loss(self) -> float: ...  # noqa: D102
-    @property
-    def error(self) -> str | None: ...  # noqa: D102
-
-
-class Judge(Protocol):
-    """Who knows the server's validation data; every engine does."""
-
-    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
-        """The outputs [models, examples, classes] of flat models [size]."""
-
-    def labels(self, data: Literal["validation", "test"]) -> Tensor:
-        """The labels [examples] that belong to them."""
-
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
-        """Mean log-likelihood of a flat model on the validation set, and its gradient [size]."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +103,7 @@ class Sieve:
             else:
                 shares = [float(selection.weights[position]) for position in selection.kept]
                 coefficients = Coefficients(0.0, np.array(shares))
-            model = combine(previous, Models(kept), coefficients)
+            model = self.judge.combine(previous, Models(kept), coefficients)
         if self.watch_models and not logits.numel():
             with phase("score"):
                 logits = self.judge.logits(models, "validation")
@@ -171,7 +144,7 @@ class Sieve:
 
         def average(kept: Sequence[int]) -> Tensor:
             chosen = [updates[position] for position in kept]
-            return combine(previous, Models(chosen), self.averaging(kept_of(chosen)))
+            return self.judge.combine(previous, Models(chosen), self.averaging(kept_of(chosen)))
 
         return replace(
             candidates,
@@ -182,30 +155,6 @@ class Sieve:
         )
 
 
-class Models(Sequence[Tensor]):
-    """The flat models [size] of some updates, each asked for when it is needed and not held."""
-
-    def __init__(self, updates: Sequence[Returned]) -> None:
-        self._updates = updates
-
-    def __len__(self) -> int:
-        return len(self._updates)
-
-    @overload
-    def __getitem__(self, place: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, place: slice) -> Models: ...
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return Models(self._updates[place])
-        model = self._updates[place].model
-        assert model is not None  # only usable updates come here
-        return model
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[place] for place in range(len(self)))
-
-
 def _usable(
     updates: Sequence[Returned], drawn: Counter[int], previous: Tensor
 ) -> tuple[list[Returned], dict[int, str]]:
@@ -213,20 +162,11 @@ def _usable(
     good: list[Returned] = []
     excluded = dict.fromkeys(set(drawn).difference(update.client for update in updates), "no answer")
     for update in sorted(updates, key=lambda update: update.client):
-        try:
-            model, problem = (None, update.error) if update.error is not None else (update.model, None)
-        except ValueError as error:  # what it sent can't be unpacked
-            model, problem = None, " ".join(str(error).split())
-        if model is None:
-            excluded[update.client] = problem or "returned no model"
-        elif model.shape != previous.shape:
-            excluded[update.client] = f"model of shape {tuple(model.shape)}, expected {tuple(previous.shape)}"
-        elif not _is_finite(model):
-            excluded[update.client] = "model with NaN or infinity"
-        elif not math.isfinite(update.loss):
-            excluded[update.client] = f"training loss {update.loss}"
-        else:
+        problem = update.problem(previous)
+        if problem is None:
             good.append(update)
+        else:
+            excluded[update.client] = problem
     return good, excluded
 
 
@@ -236,8 +176,3 @@ def _per_class(updates: Sequence[Returned], logits: Tensor, labels: Tensor) -> d
     member = torch.nn.functional.one_hot(labels, logits.shape[-1]).double()
     shares = (right @ member / member.sum(0).clamp(min=1)).tolist()
     return {update.client: of_class for update, of_class in zip(updates, shares, strict=True)}
-
-
-def _is_finite(model: Tensor) -> bool:
-    """Whether all numbers are: a sum is quick, and is finite only then; it may also be too large."""
-    return math.isfinite(float(model.sum())) or bool(model.isfinite().all())

@@ -17,7 +17,7 @@ def _run() -> int:
     import click
 
     from fedsieve.cli.app import app
-    from fedsieve.errors import FedSieveError, FetchFailed, TooFewUpdates
+    from fedsieve.errors import ClusterLost, FedSieveError, FetchFailed, TooFewUpdates
 
     notes = logging.StreamHandler(sys.stderr)
     notes.setFormatter(logging.Formatter("note: %(message)s"))
@@ -37,7 +37,7 @@ def _run() -> int:
         return 2
     except FedSieveError as problem:
         print(f"error: {_one_line(str(problem))}", file=sys.stderr)
-        return 1 if isinstance(problem, FetchFailed | TooFewUpdates) else 2
+        return 1 if isinstance(problem, ClusterLost | FetchFailed | TooFewUpdates) else 2
     except (KeyboardInterrupt, click.Abort):
         print("interrupted; what was done is kept, and the same command goes on (run: with --resume)", file=sys.stderr)
         return INTERRUPTED

@@ -13,14 +13,14 @@ from rich.table import Table
 
 from fedsieve import __version__, algorithms, data
 from fedsieve.cli.flags import Given, with_config_flags
-from fedsieve.cli.progress import RunProgress
+from fedsieve.cli.progress import RunProgress, RunsTable
 from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
 from fedsieve.runs import Callback, RunDirectory, compare, find_runs, run, summarise, tracker
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
-from fedsieve.runs.experiment import find_device
+from fedsieve.runs.experiment import find_device, find_ray
 
 app = typer.Typer(
     name="fedsieve",
@@ -127,8 +127,13 @@ def compare_command(
 
     config = settings.config()
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    with RunProgress(len(grid(config, names, seeds)) * config.rounds) as progress:
-        histories = compare(config, names, seeds, out, [progress, *_trackers(track, out)], at_once)
+    count, trackers = len(grid(config, names, seeds)), _trackers(track, out)
+    if config.engine == "ray":
+        with RunsTable(count, config.rounds) as table:
+            histories = compare(config, names, seeds, out, trackers, at_once, table)
+    else:
+        with RunProgress(count * config.rounds) as progress:
+            histories = compare(config, names, seeds, out, [progress, *trackers], at_once)
     lines = summarise(histories)
     if not lines:
         raise InvalidSetting("algorithms", algorithms, "algorithms of which at least one run finishes")
@@ -205,6 +210,10 @@ def reproduce_command(
     dataset: Annotated[str | None, typer.Option(help="the data set (default: cifar10; with --quick digits)")] = None,
     data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, or ray: spread the runs over a Ray cluster")] = "auto",
+    address: Annotated[
+        str | None, typer.Option(help="with ray: the cluster (default: $RAY_ADDRESS, or one started here)")
+    ] = None,
     at_once: Annotated[
         int | None, typer.Option(help="runs that share a GPU at a time, 1 to 3 (default: 2 there, 1 on a CPU)")
     ] = None,
@@ -227,20 +236,34 @@ def reproduce_command(
     from fedsieve.reproduction import Reproduction, Study, find_targets, write_up
 
     names = find_targets(targets)
-    usual = "bf16" if find_device(device).type == "cuda" or (report_only and not quick) else "fp32"
-    precision = precision or usual
-    study = Study.of(quick, rounds, dataset, device=device, data_dir=data_dir, precision=precision)
+    usual = "bf16" if _on_gpu(engine, device, address) or (report_only and not quick) else "fp32"
+    more = {"engine": engine, "address": address, "data_dir": data_dir, "precision": precision or usual}
+    study = Study.of(quick, rounds, dataset, device, **more)
     reproduction = Reproduction(study, names, seeds, out or Path("runs/paper-quick" if quick else "runs/paper"))
     if not report_only:
         missing = reproduction.missing()
-        with RunProgress(sum(config.rounds for config in missing.values())) as progress:
-            reproduction.run([progress], at_once)
+        if engine == "ray":
+            with RunsTable(len(missing), int(study.settings["rounds"])) as live:
+                reproduction.run([], at_once, live)
+        else:
+            with RunProgress(sum(config.rounds for config in missing.values())) as progress:
+                reproduction.run([progress], at_once)
     outcome = write_up(reproduction)
     console = Console(width=None if Console().is_terminal else 120)
     for table in outcome.tables:
         console.print(table.rich())
     for path in outcome.files:
         print(path)
+
+
+def _on_gpu(engine: str, device: str, address: str | None) -> bool:
+    """Whether runs would be on a GPU, of this machine or of the cluster."""
+    if engine != "ray":
+        return find_device(device).type == "cuda"
+    find_ray()
+    from fedsieve.runs.cluster import has_gpus
+
+    return device != "cpu" and has_gpus(address)
 
 
 @app.command("algorithms")

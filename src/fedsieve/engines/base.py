@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, overload
 
 from torch import Tensor
 
+from fedsieve.averaging import Coefficients, combine
 from fedsieve.vector import Layout
+
+
+class Returned(Protocol):
+    """What came back from one client. Its `model` [size] may be brought anew each time it is asked for."""
+
+    @property
+    def client(self) -> int: ...  # noqa: D102
+    @property
+    def model(self) -> Tensor | None: ...  # noqa: D102
+    @property
+    def loss(self) -> float: ...  # noqa: D102
+    def problem(self, like: Tensor) -> str | None:
+        """Why its model can't be averaged with others like `like` [size], if it can't."""
+
+
+class Trained(Returned, Protocol):
+    """What an engine returns of a client: an `Update`, or one whose model lies elsewhere."""
+
+    @property
+    def seconds(self) -> float: ...  # noqa: D102
+    @property
+    def error(self) -> str | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -22,23 +46,49 @@ class Update:
     seconds: float = 0.0
     error: str | None = None
 
+    def problem(self, like: Tensor) -> str | None:
+        """Why the model can't be averaged with others like `like` [size], if it can't."""
+        return self.error if self.error is not None else problem_of(self.model, self.loss, like)
 
-class Engine(ABC):
-    """Trains clients and evaluates models on one federation's data.
 
-    Given (seed, round, client), every engine draws the same batches and augmentations and returns the same model up
-    to rounding. A client that fails becomes an `Update` with an `error`; it never stops the others.
-    """
+def problem_of(model: Tensor | None, loss: float, like: Tensor) -> str | None:
+    """Why a model [size] can't be averaged with others like `like` [size], if it can't."""
+    if model is None:
+        return "returned no model"
+    if model.shape != like.shape:
+        return f"model of shape {tuple(model.shape)}, expected {tuple(like.shape)}"
+    # A sum is quick, and is finite only if all numbers are; it may also be too large.
+    if not math.isfinite(float(model.sum())) and not bool(model.isfinite().all()):
+        return "model with NaN or infinity"
+    return None if math.isfinite(loss) else f"training loss {loss}"
 
-    layout: Layout
 
-    @abstractmethod
-    def initial_model(self) -> Tensor:
-        """The model [size] that a run starts from, drawn from the run's seed."""
+class Models(Sequence[Tensor]):
+    """The flat models [size] of some `updates`, each asked for when it is needed and not held."""
 
-    @abstractmethod
-    def train(self, model: Tensor, clients: Sequence[int], round: int) -> Sequence[Update]:
-        """Train each of the (different) clients, starting from `model` [size]; one update per client, in this order."""
+    def __init__(self, updates: Sequence[Returned]) -> None:
+        self.updates = updates
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    @overload
+    def __getitem__(self, place: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, place: slice) -> Models: ...
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return Models(self.updates[place])
+        model = self.updates[place].model
+        assert model is not None  # only usable updates come here
+        return model
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[place] for place in range(len(self)))
+
+
+class Judge(ABC):
+    """Who knows the server's validation data; every engine does."""
 
     @abstractmethod
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
@@ -52,5 +102,27 @@ class Engine(ABC):
     def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
         """Mean log-likelihood of a flat model on the validation set (or `examples` of it), and its gradient [size]."""
 
-    def close(self) -> None:  # noqa: B027 - most engines hold nothing
+    def combine(self, previous: Tensor, models: Sequence[Tensor], coefficients: Coefficients) -> Tensor:
+        """The weighted sum [size] of the previous model and others."""
+        return combine(previous, models, coefficients)
+
+
+class Engine(Judge):
+    """Trains clients and evaluates models on one federation's data.
+
+    Given (seed, round, client), every engine draws the same batches and augmentations and returns the same model up
+    to rounding. A client that fails becomes an `Update` with an `error`; it never stops the others.
+    """
+
+    layout: Layout
+
+    @abstractmethod
+    def initial_model(self) -> Tensor:
+        """The model [size] that a run starts from, drawn from the run's seed."""
+
+    @abstractmethod
+    def train(self, model: Tensor, clients: Sequence[int], round: int) -> Sequence[Trained]:
+        """Train each of the (different) clients, starting from `model` [size]; one update per client, in this order."""
+
+    def close(self) -> None:
         """Let go of processes and memory."""

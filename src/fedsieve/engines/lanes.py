@@ -79,9 +79,10 @@ class LanesEngine(SequentialEngine):
             return super().train(model, clients, round)
         return self._train_in_lanes(model, clients, round)
 
-    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
+    def logits_at(
+        self, models: Sequence[Tensor], data: Literal["validation", "test"], places: NDArray[np.int64]
+    ) -> Tensor:
         """All models on one large batch after the other."""
-        places = self._places(data)
         outputs = []
         with torch.no_grad(), self._arithmetic():
             for start in range(0, len(places), self.evaluation_batch):

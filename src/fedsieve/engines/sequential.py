@@ -95,8 +95,13 @@ class SequentialEngine(Engine):
 
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
         """A forward pass in batches, batch norm with its running statistics."""
+        return self.logits_at(models, data, self.places(data))
+
+    def logits_at(
+        self, models: Sequence[Tensor], data: Literal["validation", "test"], places: NDArray[np.int64]
+    ) -> Tensor:
+        """The same for the examples at some `places` of the data set alone."""
         self.module.eval()
-        places = self._places(data)
         outputs = []
         with torch.no_grad(), single_thread(), self._arithmetic():
             for model in models:
@@ -133,7 +138,8 @@ class SequentialEngine(Engine):
         gradient[self.layout.parameters :] = 0
         return score, gradient
 
-    def _places(self, data: Literal["validation", "test"]) -> NDArray[np.int64]:
+    def places(self, data: Literal["validation", "test"]) -> NDArray[np.int64]:
+        """Where the examples of one of the server's data sets lie in the test or training data."""
         return np.arange(len(self.dataset.test_labels)) if data == "test" else self.validation
 
     def _evaluation_inputs(self, data: Literal["validation", "test"], places: NDArray[np.int64]) -> Tensor:

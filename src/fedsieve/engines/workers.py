@@ -67,9 +67,10 @@ class WorkersEngine(SequentialEngine):
         by_place = dict(zip(longest_first, updates, strict=True))
         return [by_place[place] for place in range(len(clients))]
 
-    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
+    def logits_at(
+        self, models: Sequence[Tensor], data: Literal["validation", "test"], places: NDArray[np.int64]
+    ) -> Tensor:
         """The forward passes of the sequential engine; each worker takes a batch and a share of the models."""
-        places = self._places(data)
         batches = [
             places[start : start + self.evaluation_batch] for start in range(0, len(places), self.evaluation_batch)
         ]

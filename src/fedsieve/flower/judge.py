@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset, Partition
-from fedsieve.engines import SequentialEngine, WorkersEngine
+from fedsieve.engines import Judge, SequentialEngine, WorkersEngine
 from fedsieve.errors import InvalidSetting
 from fedsieve.models import check_outputs
 from fedsieve.runs.experiment import find_device
 
 
-class ValidationJudge:
+class ValidationJudge(Judge):
     """Scores flat models [size] on validation examples, one model at a time."""
 
     def __init__(
@@ -53,7 +53,7 @@ class ValidationJudge:
         return score, gradient.cpu()
 
 
-class NoJudge:
+class NoJudge(Judge):
     """For algorithms that look at no validation data."""
 
     layout = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedsieve.engines.base import problem_of
 from fedsieve.flower.arrays import ArrayLayout
 
 CLIENT_ID = "client-id"
@@ -35,6 +36,15 @@ class Reply:
         if len(records) != 1:
             raise ValueError(f"{len(records)} array records, expected one")
         return self.layout.read(records[0])
+
+    def problem(self, like: Tensor) -> str | None:
+        """Why the model can't be averaged with others like `like` [size], if it can't."""
+        if self.error is not None:
+            return self.error
+        try:
+            return problem_of(self.model, self.loss, like)
+        except ValueError as error:  # what it sent can't be unpacked
+            return " ".join(str(error).split())
 
 
 def read_reply(message: Message, client: int, layout: ArrayLayout, weighted_by: str) -> Reply:

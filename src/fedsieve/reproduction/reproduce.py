@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedsieve.report import style
 from fedsieve.report.page import write_page
@@ -46,9 +47,14 @@ class Reproduction:
             if seed not in finished[cell]
         }
 
-    def run(self, callbacks: Sequence[Callback] = (), at_once: int | None = None) -> None:
+    def run(
+        self,
+        callbacks: Sequence[Callback] = (),
+        at_once: int | None = None,
+        watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
+    ) -> None:
         """Make the missing runs; each becomes a record as it ends."""
-        run_many(self.missing(), callbacks, at_once, self._keep)
+        run_many(self.missing(), callbacks, at_once, self._keep, watch)
 
     def _keep(self, folder: Path, history: History) -> None:
         write_record(history, self.records)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,11 @@ def compare(
     out: Path | str,
     callbacks: Sequence[Callback] = (),
     at_once: int | None = None,
+    watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
 ) -> dict[str, list[History]]:
     """Run every algorithm with every seed under `out`, as `run_many` does."""
-    configs = grid(config, algorithms, seeds)
-    done = run_many({Path(out) / one.algorithm / f"seed-{one.seed}": one for one in configs}, callbacks, at_once)
+    runs = {Path(out) / one.algorithm / f"seed-{one.seed}": one for one in grid(config, algorithms, seeds)}
+    done = run_many(runs, callbacks, at_once, watch=watch)
     histories: dict[str, list[History]] = {name: [] for name in algorithms}
     for history in done.values():
         histories[history.config.algorithm].append(history)

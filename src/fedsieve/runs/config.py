@@ -32,11 +32,11 @@ NAMES: dict[str, tuple[str, ...]] = {
     "coefficients": ("normalised", "literal"),
     "refresh": get_args(Refresh),
     "precision": get_args(Precision),
-    "engine": ("auto", "lanes", "workers", "sequential"),
+    "engine": ("auto", "lanes", "workers", "sequential", "ray"),
 }
 """The fields whose value is one of a set of names."""
 
-PLACE = frozenset({"engine", "device", "workers", "data_dir", "watch_models"})
+PLACE = frozenset({"engine", "address", "actors", "device", "workers", "data_dir", "watch_models"})
 """Where a run happens and what is noted of it, not what it computes: may differ between parts of a resumed run."""
 
 
@@ -82,7 +82,14 @@ class Config(BaseModel):
     min_updates: Positive = Field(1, description="usable client models without which a round fails")
     seed: int = Field(0, ge=0, description="everything random in the run follows from it")
     engine: str = Field(
-        "auto", description="how clients run: lanes (a GPU), workers (CPU cores), sequential, or auto: what fits"
+        "auto", description="how clients run: lanes (a GPU), workers (CPU cores), sequential, ray, or auto: what fits"
+    )
+    address: str | None = Field(
+        None,
+        description="with engine ray: a cluster, host:port or auto (default: $RAY_ADDRESS, or one started here)",
+    )
+    actors: Positive | None = Field(
+        None, description="with engine ray: processes that train clients (default: one per GPU, or one per node)"
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     workers: Positive | None = Field(None, description="clients trained at once on a CPU (default: one per core)")

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ from fedsieve.sampling import ClientSampler
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedsieve.engines.ray import RayEngine
 
 FEW_CLIENTS = 200
 """Up to so many, a row has details of each."""
@@ -93,6 +96,8 @@ def run(
     federation, engine = assemble(config, sampler, filter, averaging, model, dataset)
     given = {"sampler": sampler, "filter": filter, "averaging": averaging, "model": model, "dataset": dataset}
     own_parts = {name: _name(part) for name, part in given.items() if part is not None}
+    if dataset is not None and dataset.name == config.dataset:  # it was only loaded elsewhere
+        del own_parts["dataset"]
 
     rows: list[dict[str, Any]] = []
     if directory is not None:
@@ -150,7 +155,7 @@ def assemble(
     algorithm = algorithms.find(config.algorithm)
     options = config.options()
     filter = filter or algorithm.filter(options)
-    device = find_device(config.device)
+    device = torch.device("cpu") if config.engine == "ray" else find_device(config.device)
     dataset = dataset or data.load(config.dataset, config.data_dir)
     validation, partition = split_data(config, dataset)
     readers = {
@@ -217,13 +222,17 @@ def _engine(
     settings: LocalTraining,
 ) -> Engine:
     """The engine that a configuration names; "auto" is lanes on a GPU, workers on a CPU."""
+    common = (build, dataset, partition, validation, settings, config.seed)
+    if config.engine == "ray":
+        on_cluster = find_ray()(*common, config.device, config.arithmetic, config.actors, config.address)
+        models.check_outputs(on_cluster.module, dataset.input_shape, dataset.classes, device)
+        return on_cluster
     fitting = "lanes" if device.type == "cuda" else "workers"
     name = fitting if config.engine == "auto" else config.engine
     if name not in (fitting, "sequential"):
-        raise InvalidSetting("engine", name, f"auto, {fitting} or sequential where the device is {device.type}")
+        raise InvalidSetting("engine", name, f"auto, {fitting}, sequential or ray where the device is {device.type}")
     if device.type == "cpu" and config.precision != "fp32":
         raise InvalidSetting("precision", config.precision, "fp32 where the device is cpu")
-    common = (build, dataset, partition, validation, settings, config.seed)
     engine: SequentialEngine
     if name == "lanes":
         engine = LanesEngine(*common, device, config.arithmetic)
@@ -233,6 +242,16 @@ def _engine(
         engine = SequentialEngine(*common, device, config.arithmetic)
     models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)
     return engine
+
+
+def find_ray() -> type[RayEngine]:
+    """The engine that needs Ray, which is an extra."""
+    try:
+        from fedsieve.engines.ray import RayEngine
+    except ImportError as error:
+        hint = "another engine, or: pip install 'fedsieve[ray]'"
+        raise InvalidSetting("engine", "ray", f"{hint} ({' '.join(str(error).split())})") from None
+    return RayEngine
 
 
 def find_device(name: str) -> torch.device:
@@ -263,7 +282,7 @@ def _factory(
     model: nn.Module | Callable[[], nn.Module] | None, config: Config, dataset: Dataset
 ) -> Callable[[], nn.Module]:
     if model is None:
-        return lambda: models.build(config.model, dataset.input_shape, dataset.classes)
+        return partial(models.build, config.model, dataset.input_shape, dataset.classes)
     if isinstance(model, nn.Module):
         return lambda: copy.deepcopy(model)
     return model

@@ -17,7 +17,7 @@ from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
-from fedsieve.runs.experiment import History, check_same_run, find_device, run
+from fedsieve.runs.experiment import History, check_same_run, find_device, find_ray, run
 
 log = logging.getLogger("fedsieve")
 
@@ -27,6 +27,7 @@ def run_many(
     callbacks: Sequence[Callback] = (),
     at_once: int | None = None,
     when_done: Callable[[Path, History], None] = lambda folder, history: None,
+    watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
 ) -> dict[Path, History]:
     """Run every configuration in its folder; finished runs are read, unfinished ones go on.
 
@@ -34,18 +35,24 @@ def run_many(
     another scores, searches and writes; on a CPU one run already keeps every core busy. A run that fails for too few
     usable models is left out with a warning, the others go on. All runs are on the device that the first one names.
     `when_done` is called with each run as it ends, perhaps in a thread.
+
+    With the engine `ray` the runs are spread over a cluster; on its GPUs, `at_once` share one. `watch` then hears of
+    every round: an event has a `state` (running, done or failed), and of running ones `round`, `accuracy` and `node`.
     """
     if not runs:
         return {}
+    if next(iter(runs.values())).engine == "ray":
+        find_ray()
+        from fedsieve.runs.cluster import run_on_cluster
+
+        _check_begun(runs)
+        return run_on_cluster(runs, callbacks, at_once, when_done, watch)
     device = find_device(next(iter(runs.values())).device)
     if at_once is None:
         at_once = 2 if device.type == "cuda" else 1
     if not 1 <= at_once <= RUNS_AT_ONCE:
         raise InvalidSetting("at_once", at_once, f"1 to {RUNS_AT_ONCE}")
-    for folder, config in runs.items():
-        directory = RunDirectory(folder)
-        if directory.exists:
-            check_same_run(directory, config, resume=True)
+    _check_begun(runs)
     stop = Stop()
     shared = [stop, *(OneAtATime(callback) for callback in callbacks)]
 
@@ -74,6 +81,14 @@ def run_many(
                 threads.shutdown(cancel_futures=True)
                 raise
     return {folder: history for folder, history in zip(runs, done, strict=True) if history is not None}
+
+
+def _check_begun(runs: Mapping[Path, Config]) -> None:
+    """Raise if a folder holds another run than the one it is meant for."""
+    for folder, config in runs.items():
+        directory = RunDirectory(folder)
+        if directory.exists:
+            check_same_run(directory, config, resume=True)
 
 
 class Stopped(Exception):
