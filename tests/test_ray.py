@@ -306,6 +306,15 @@ def test_more_actors_than_cores_are_refused(cluster: Cluster) -> None:
         assemble(config(engine="ray", actors=9))
 
 
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [({"device": "cuda"}, "auto or cpu: the cluster has no GPU"), ({"precision": "bf16"}, "fp32 where no GPU")],
+)
+def test_what_only_a_gpu_can_do_is_refused(cluster: Cluster, settings: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(InvalidSetting, match=allowed):
+        assemble(config(engine="ray", **settings))
+
+
 def grid(folder: Path, **changes: Any) -> dict[Path, fs.Config]:
     return {
         folder / f"{algorithm}-{seed}": config(algorithm=algorithm, seed=seed, **changes)

@@ -30,6 +30,7 @@ WORKLOADS = ("cnn", "mlp")
 
 SCRIPTS = {
     "fedsieve": ("with_fedsieve.py",),
+    "fedsieve-ray": ("with_fedsieve.py", "--actors", "2"),
     "pfl": ("with_pfl.py",),
     "fedjax": ("with_fedjax.py",),
     "fedlab": ("with_fedlab.py",),
@@ -37,7 +38,7 @@ SCRIPTS = {
     "plain-loop-1": ("plain_loop.py", "--threads", "1"),
     "plain-loop-2": ("plain_loop.py", "--threads", "2"),
 }
-OURS = ("fedsieve", "plain-loop-1", "plain-loop-2")
+OURS = ("fedsieve", "fedsieve-ray", "plain-loop-1", "plain-loop-2")
 
 
 def measure(

@@ -1,6 +1,6 @@
-"""The workloads on FedSieve, its engine and number of workers left at their defaults.
+"""The workloads on FedSieve, its engine and number of workers left at their defaults, or on a local Ray cluster.
 
-python with_fedsieve.py --workload cnn|mlp [--rounds 10]
+python with_fedsieve.py --workload cnn|mlp [--rounds 10] [--actors N]
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Clock(fs.runs.Callback):
 
 
 def main() -> None:
-    arguments = parser(__doc__).parse_args()
+    options = parser(__doc__)
+    options.add_argument("--actors", type=int, help="train on so many Ray actors that share this machine's cores")
+    arguments = options.parse_args()
     workload = WORKLOADS[arguments.workload]
     measurement = Measurement(arguments.rounds)
     config = fs.Config(
@@ -51,6 +53,8 @@ def main() -> None:
         heterogeneity="iid",
         validation_per_class=0,
         augment=False,
+        engine="ray" if arguments.actors else "auto",
+        actors=arguments.actors,
     )
     with tempfile.TemporaryDirectory() as folder:
         save(workload.data(), Path(folder))
@@ -69,7 +73,7 @@ def main() -> None:
     assert history.model is not None
     vector_to_parameters(history.model, model.parameters())
     report(
-        peer="fedsieve",
+        peer="fedsieve-ray" if arguments.actors else "fedsieve",
         package="fedsieve",
         framework="torch",
         workload=workload,

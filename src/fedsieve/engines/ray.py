@@ -157,7 +157,12 @@ class RayEngine(Engine):
         self.layout = Layout.of(self.module)
         self._initial = self.layout.read(self.module)
         self._work = ray.put(Work(build, in_memory(dataset), partition, validation, settings, seed, precision))
-        self._cores = self._cores_each(nodes()) if actors else 0
+        there = nodes()
+        if device.startswith("cuda") and not self._on_gpu(there):
+            raise InvalidSetting("device", device, "auto or cpu: the cluster has no GPU")
+        if precision != "fp32" and not self._on_gpu(there):
+            raise InvalidSetting("precision", precision, "fp32 where no GPU of the cluster is used")
+        self._cores = self._cores_each(there) if actors else 0
         self._actors: list[Actor] = []
         self._call = 0
         self._round = 0
