@@ -118,6 +118,7 @@ def soon(what: Callable[[], object], seconds: float) -> threading.Timer:
         {"algorithm": "fedavg"},
         {"algorithm": "fedcm-ts", "score": "cross-entropy"},
         {"algorithm": "fedca", "scored_by": "weights", "ratio": 0.3},
+        {"algorithm": "fedcm-ucb", "attack": "inner-product", "hostile": 0.3},
     ],
     ids=lambda settings: str(settings["algorithm"]),
 )

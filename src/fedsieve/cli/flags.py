@@ -34,6 +34,7 @@ PANELS = {
         "augment",
         "precision",
     ),
+    "Hostile clients": ("attack", "hostile"),
     "Readings of the paper": ("mu", "score", "scored_by", "search", "coefficients", "refresh"),
     "Where, and what is noted": tuple(sorted(PLACE - {"data_dir"})),
 }

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsieve.algorithms import ALGORITHMS, Options
+from fedsieve.attacks import ATTACKS
 from fedsieve.clients import SCHEDULES, LocalTraining, Objective
 from fedsieve.data import DATASETS
 from fedsieve.engines.precision import Precision
@@ -32,6 +33,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "coefficients": ("normalised", "literal"),
     "refresh": get_args(Refresh),
     "precision": get_args(Precision),
+    "attack": ("none", *ATTACKS),
     "engine": ("auto", "lanes", "workers", "sequential", "ray"),
 }
 """The fields whose value is one of a set of names."""
@@ -79,6 +81,8 @@ class Config(BaseModel):
         ge=0,
         description="validation images per class, taken from the training data (default: as usual for the data set)",
     )
+    attack: str = Field("none", description="what hostile clients do: none, " + ", ".join(ATTACKS))
+    hostile: float = Field(0.0, ge=0, le=1, description="share of the clients that are hostile")
     min_updates: Positive = Field(1, description="usable client models without which a round fails")
     seed: int = Field(0, ge=0, description="everything random in the run follows from it")
     engine: str = Field(
@@ -121,6 +125,12 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _check_device(self) -> Self:
         check_device(self.device)
+        return self
+
+    @model_validator(mode="after")
+    def _check_attack(self) -> Self:
+        if self.hostile and self.attack == "none":
+            raise InvalidSetting("attack", self.attack, f"one of {', '.join(ATTACKS)} where clients are hostile")
         return self
 
     @classmethod

@@ -6,7 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsieve import algorithms, data, models
+from fedsieve import algorithms, attacks, data, models
+from fedsieve.attacks import Attack
 from fedsieve.averaging import Scheme
 from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset
 from fedsieve.engines import Engine, LanesEngine, SequentialEngine, WorkersEngine
+from fedsieve.engines.hostile import HostileEngine
 from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
@@ -130,6 +132,8 @@ def run(
         engine.close()
 
     summary = _summary(config, rows, federation.model.device) | ({"own_parts": own_parts} if own_parts else {})
+    if isinstance(engine, HostileEngine):
+        summary["hostile"] = sorted(engine.hostile)
     if directory is not None:
         directory.finish(summary)
     for callback in callbacks:
@@ -174,7 +178,12 @@ def assemble(
     if config.augment and len(dataset.input_shape) != 3:
         raise InvalidSetting("augment", True, f"false for inputs {dataset.input_shape}, which are no images")
     settings = config.local_training(algorithm.objective(options))
-    engine = _engine(config, device, build, dataset, partition, validation, settings)
+    attack = None if config.attack == "none" else attacks.find(config.attack)
+    hostile = attacks.hostile_clients(config.seed, clients, config.hostile)
+    seen = dataset if attack is None else _attacked(attack, dataset, partition, hostile, config.seed)
+    engine = _engine(config, device, build, seen, partition, validation, settings)
+    if attack is not None:
+        engine = HostileEngine(engine, attack, frozenset(hostile.tolist()), config.seed, len(dataset.test_labels))
     federation = Federation(
         clients=clients,
         weights=sizes[clients].astype(np.float64),
@@ -193,6 +202,23 @@ def assemble(
         left = len(dataset.train_labels) - len(validation)
         log.info("%d of %d training examples are left over and unused", len(partition.unused), left)
     return federation, engine
+
+
+def _attacked(
+    attack: Attack, dataset: Dataset, partition: data.Partition, hostile: NDArray[np.int64], seed: int
+) -> Dataset:
+    """What clients hold once the hostile ones among them changed theirs; and tests of a backdoor after the others."""
+    held = np.sort(np.concatenate([partition[client] for client in hostile.tolist()] or [partition.unused[:0]]))
+    poisoned = attack.poison(dataset, held, seed) if len(held) else dataset
+    triggered = attack.triggered(dataset)
+    if triggered is None:
+        return poisoned
+    inputs, labels = triggered
+    return replace(
+        poisoned,
+        test_inputs=np.concatenate([dataset.test_inputs, inputs]),
+        test_labels=np.concatenate([dataset.test_labels, labels]),
+    )
 
 
 def split_data(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], data.Partition]:
@@ -290,6 +316,12 @@ def _factory(
 
 def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str, Any]:
     logits, labels = engine.logits([model], "test")[0], engine.labels("test")
+    fooled = {}
+    if isinstance(engine, HostileEngine):
+        clean = engine.clean
+        if len(labels) > clean:
+            fooled = {"backdoor_success": float(accuracy(logits[clean:], labels[clean:]))}
+        logits, labels = logits[:clean], labels[:clean]
     return {
         "round": played.round,
         "sampled": played.sampled,
@@ -302,6 +334,7 @@ def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str
         "search": played.search,
         "test_accuracy": float(accuracy(logits, labels)),
         "test_loss": -float(log_likelihood(logits, labels)),
+        **fooled,
         "train_loss": played.train_loss,
         "excluded": {str(client): reason for client, reason in played.excluded.items()},
         **_details(played),

@@ -1,0 +1,63 @@
+"""An engine some of whose clients are hostile: it trains as another does, then lets them lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from fedsieve.attacks import Attack, Sent
+from fedsieve.averaging import Coefficients
+from fedsieve.engines.base import Engine, Trained, Update
+
+
+class HostileEngine(Engine):
+    """`engine` on data that `attack` has poisoned, with what its `hostile` clients send replaced by their lies.
+
+    The test data of `engine` has `clean` examples, and after them those that should fool the model.
+    """
+
+    def __init__(self, engine: Engine, attack: Attack, hostile: frozenset[int], seed: int, clean: int) -> None:
+        self.engine, self.attack, self.hostile, self.seed, self.clean = engine, attack, hostile, seed, clean
+        self.layout = engine.layout
+
+    def initial_model(self) -> Tensor:
+        """As `engine`."""
+        return self.engine.initial_model()
+
+    def train(self, model: Tensor, clients: Sequence[int], round: int) -> Sequence[Trained]:
+        """All train; then the hostile ones send their lies. Who could not be trained has nothing to send."""
+        updates = self.engine.train(model, clients, round)
+        liars = self.hostile.intersection(clients)
+        if not liars or type(self.attack).lies is Attack.lies:
+            return updates
+        models = {update.client: trained for update in updates if (trained := update.model) is not None}
+        sent = Sent(model, models, liars.intersection(models), self.seed, round)
+        lies = self.attack.lies(sent) if sent.hostile else {}
+        return [
+            Update(update.client, lies[update.client], update.loss, update.seconds)
+            if update.client in lies
+            else Update(update.client, models.get(update.client), update.loss, update.seconds, update.error)
+            for update in updates
+        ]
+
+    def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
+        """As `engine`, on all its data."""
+        return self.engine.logits(models, data)
+
+    def labels(self, data: Literal["validation", "test"]) -> Tensor:
+        """As `engine`, of all its data."""
+        return self.engine.labels(data)
+
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+        """As `engine`."""
+        return self.engine.score_and_gradient(model, examples)
+
+    def combine(self, previous: Tensor, models: Sequence[Tensor], coefficients: Coefficients) -> Tensor:
+        """As `engine`."""
+        return self.engine.combine(previous, models, coefficients)
+
+    def close(self) -> None:
+        """As `engine`."""
+        self.engine.close()

@@ -1,0 +1,206 @@
+"""Hostile clients: what they do is what their definitions say, and only they do it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Typed
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedsieve as fs
+from fedsieve.attacks import (
+    ATTACKS,
+    ALittleIsEnough,
+    Backdoor,
+    FreeRider,
+    InnerProduct,
+    LabelFlip,
+    NaNSender,
+    Noise,
+    Scaled,
+    Sent,
+    find,
+    hostile_clients,
+)
+from fedsieve.data import Dataset
+from fedsieve.engines.hostile import HostileEngine
+from fedsieve.errors import InvalidSetting
+from fedsieve.runs import assemble
+
+PREVIOUS = torch.tensor([1.0, 1.0])
+MODELS = {
+    3: torch.tensor([2.0, 1.0]),
+    5: torch.tensor([1.0, 4.0]),
+    8: torch.tensor([3.0, 2.0]),
+    9: torch.tensor([5.0, 6.0]),
+}
+
+
+def sent(*hostile: int) -> Sent:
+    return Sent(PREVIOUS, MODELS, frozenset(hostile), seed=1, round=2)
+
+
+def config(**changes: Any) -> fs.Config:
+    settings: dict[str, Any] = {"dataset": "digits", "rounds": 3, "batch_size": 16, "lr": 0.05, "clients": 10}
+    return fs.Config(**settings | changes)
+
+
+def told(lies: Any) -> dict[int, list[float]]:
+    return {client: lie.tolist() for client, lie in sorted(lies.items())}
+
+
+def test_updates_are_turned_and_stretched() -> None:
+    assert told(Scaled(-1.0).lies(sent(3, 5))) == {3: [0.0, 1.0], 5: [1.0, -2.0]}
+    assert told(Scaled(10.0).lies(sent(8))) == {8: [21.0, 11.0]}
+
+
+def test_a_free_rider_sends_what_it_got_and_a_broken_one_nothing_usable() -> None:
+    assert told(FreeRider().lies(sent(3, 9))) == {3: [1.0, 1.0], 9: [1.0, 1.0]}
+    assert torch.isnan(NaNSender().lies(sent(5))[5]).all()
+
+
+def test_noise_is_as_long_as_it_says_and_each_clients_own() -> None:
+    lies = Noise(10.0).lies(sent(3, 5))
+    assert (lies[3] - PREVIOUS).norm() == pytest.approx(10 * 1) and (lies[5] - PREVIOUS).norm() == pytest.approx(30)
+    assert not torch.allclose(lies[3] - PREVIOUS, (lies[5] - PREVIOUS) / 3)
+    again = Noise(10.0).lies(sent(5))
+    assert torch.equal(again[5], lies[5])  # whoever else lies
+
+
+def test_inner_product_goes_against_the_honest_ones() -> None:
+    # Honest 3 and 5 learned (1, 0) and (0, 3): on average (0.5, 1.5), of which half is taken away.
+    assert told(InnerProduct(0.5).lies(sent(8, 9))) == {8: [0.75, 0.25], 9: [0.75, 0.25]}
+    everyone = InnerProduct(1.0).lies(sent(*MODELS))
+    assert everyone[3].tolist() == pytest.approx([1 - 1.75, 1 - 2.25])
+
+
+def test_a_little_is_enough_stays_among_the_honest() -> None:
+    # Of 50 clients 24 are hostile: 2 more are needed, and Φ(z) = 24 / 26 (the paper's own example).
+    assert ALittleIsEnough.deviations(50, 24) == pytest.approx(1.4261, abs=1e-4)
+    assert ALittleIsEnough.deviations(10, 1) == 0.0  # 5 of 9 would have to be further off
+    assert ALittleIsEnough.deviations(10, 6) == 3.0
+    lies = ALittleIsEnough().lies(sent(8, 9))  # 1 of 2 honest ones is needed: z = 0, the mean of the two
+    assert told(lies) == {8: [4.0, 4.0], 9: [4.0, 4.0]}
+    lies = ALittleIsEnough().lies(sent(5, 8, 9))  # a majority: three deviations below the mean
+    mean, spread = np.array([3.0, 4.0]), np.array([np.std([1, 3, 5]), np.std([4, 2, 6])])
+    assert lies[5].tolist() == pytest.approx((mean - 3 * spread).tolist())
+
+
+def digits() -> Dataset:
+    return fs.data.load("digits")
+
+
+def test_labels_are_flipped_where_hostile_clients_hold_them_and_nowhere_else() -> None:
+    data, held = digits(), np.array([0, 5, 7])
+    flipped = LabelFlip().poison(data, held, seed=0)
+    others = np.setdiff1d(np.arange(len(data.train_labels)), held)
+    assert (flipped.train_labels[held] == 9 - data.train_labels[held]).all()
+    assert (flipped.train_labels[others] == data.train_labels[others]).all()
+    assert (LabelFlip().poison(flipped, held, seed=0).train_labels == data.train_labels).all()
+
+
+def test_a_backdoor_marks_a_corner_of_half_of_what_is_held() -> None:
+    data, held = digits(), np.arange(100, 140)
+    marked = Backdoor(target=3).poison(data, held, seed=0)
+    changed = np.flatnonzero(
+        (marked.train_inputs != data.train_inputs).any((1, 2, 3)) | (marked.train_labels != data.train_labels)
+    )
+    assert set(changed) <= set(held) and len(changed) == 20
+    assert (marked.train_labels[changed] == 3).all() and (marked.train_inputs[changed, 0, -1, -1] == 1).all()
+    differs = (marked.train_inputs != data.train_inputs).any(0)[0]
+    assert differs.sum() == 1 and differs[-1, -1]  # one pixel of 8 × 8
+    inputs, labels = Backdoor(target=3).triggered(data)
+    assert len(inputs) == (data.test_labels != 3).sum() and (labels == 3).all() and (inputs[:, 0, -1, -1] == 1).all()
+
+
+@pytest.mark.parametrize("shape", [(6, 32, 32, 3), (6, 32, 32)])
+def test_a_backdoor_on_bytes_is_white(shape: tuple[int, ...]) -> None:
+    images, labels = np.zeros(shape, dtype=np.uint8), np.arange(6) % 2
+    data = Dataset.from_arrays(images, labels, images, labels)
+    inputs, _ = Backdoor().triggered(data)
+    assert (inputs[:, -4:, -4:] == 255).all() and inputs.astype(np.int64).sum() == inputs[:, -4:, -4:].astype(
+        np.int64
+    ).sum()
+
+
+def test_a_backdoor_needs_images() -> None:
+    rows, labels = np.zeros((40, 5), dtype=np.float32), np.arange(40) % 2
+    data = Dataset.from_arrays(rows, labels, rows, labels)
+    with pytest.raises(InvalidSetting, match="attack: 'backdoor' is not allowed; use images, or another attack"):
+        assemble(config(attack="backdoor", hostile=0.5, validation_per_class=1, model="mlp"), dataset=data)
+
+
+@given(seed=st.integers(0, 1000), count=st.integers(1, 60), share=st.floats(0, 1), more=st.floats(0, 1))
+def test_who_is_hostile_follows_from_the_seed(seed: int, count: int, share: float, more: float) -> None:
+    clients = np.random.default_rng(seed).permutation(count * 3)[:count].astype(np.int64)
+    few, many = (set(hostile_clients(seed, clients, part).tolist()) for part in sorted((share, more)))
+    assert few <= many <= set(clients.tolist())
+    assert len(many) == int(np.floor(max(share, more) * count + 0.5))
+    assert few == set(hostile_clients(seed, np.sort(clients), min(share, more)).tolist())
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_honest_clients_stay_honest(attack: str) -> None:
+    _, honest = assemble(config())
+    _, engine = assemble(config(attack=attack, hostile=0.3))
+    assert isinstance(engine, HostileEngine) and len(engine.hostile) == 3
+    start = honest.initial_model()
+    pairs = zip(honest.train(start, list(range(10)), 1), engine.train(start, list(range(10)), 1), strict=True)
+    for one, other in pairs:
+        assert one.model is not None and other.model is not None
+        assert torch.equal(one.model, other.model) == (one.client not in engine.hostile)
+
+
+@pytest.mark.parametrize("attack", ["none", *ATTACKS])
+def test_a_run_with_hostile_clients_goes_on_bit_for_bit(attack: str, tmp_path: Path) -> None:
+    settings = config(attack=attack, hostile=0.0 if attack == "none" else 0.4, algorithm="fedca")
+    whole = fs.run(settings)
+
+    class Stop(fs.Callback):
+        def on_round(self, row: Any) -> None:
+            if row["round"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(settings, out=tmp_path, callbacks=[Stop()])
+    resumed = fs.run(settings, out=tmp_path, resume=True)
+    assert whole.accuracy == resumed.accuracy
+    assert whole.model is not None and resumed.model is not None and torch.equal(whole.model, resumed.model)
+    assert ("hostile" in whole.summary) == (attack != "none")
+    assert all(("backdoor_success" in row) == (attack == "backdoor") for row in whole.rows)
+
+
+def test_senders_of_nan_are_left_out_and_named() -> None:
+    history = fs.run(config(attack="nan", hostile=0.4, ratio=1.0, rounds=1, algorithm="fedavg"))
+    assert history.rows[0]["excluded"] == {
+        str(client): "model with NaN or infinity" for client in history.summary["hostile"]
+    }
+
+
+def test_a_backdoor_is_measured_apart_from_accuracy() -> None:
+    settings = config(rounds=8, alpha=5.0, algorithm="fedpdp", ratio=1.0)
+    clean = fs.run(settings.model_copy(update={"attack": "backdoor"}))
+    assert clean.accuracy == fs.run(settings).accuracy  # nobody is hostile: only the success is noted, too
+    attacked = fs.run(settings.model_copy(update={"attack": "backdoor", "hostile": 0.5}))
+    assert attacked.rows[-1]["backdoor_success"] > clean.rows[-1]["backdoor_success"] + 0.5
+
+
+def test_bad_input_is_one_line(typed: Typed) -> None:
+    status, _, said = typed("run", "--attack", "sign", "--hostile", "0.2")
+    assert status == 2 and "attack: 'sign' is not allowed; use 'sign-flip' (nearest)" in said
+    status, _, said = typed("run", "--hostile", "0.2")
+    assert status == 2 and "attack: 'none' is not allowed; use one of label-flip" in said and said.count("\n") == 1
+    status, _, said = typed("run", "--attack", "nan", "--hostile", "1.5")
+    assert status == 2 and "hostile: 1.5 is not allowed; use a number of at least 0 and at most 1" in said
+
+
+def test_attacks_are_found_by_name() -> None:
+    kinds = [LabelFlip, Backdoor, Scaled, Scaled, Noise, ALittleIsEnough, InnerProduct, FreeRider, NaNSender]
+    assert [type(find(name)) for name in ATTACKS] == kinds
+    with pytest.raises(InvalidSetting, match="attack: 'nobody'"):
+        find("nobody")
