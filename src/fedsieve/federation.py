@@ -8,19 +8,20 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve.averaging import Coefficients, Scheme
-from fedsieve.engines import Engine
-from fedsieve.errors import InvalidSetting
+from fedsieve.engines import Engine, Update
+from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import ModelFilter, Selection
 from fedsieve.sampling import Beliefs, ClientSampler, Feedback
 from fedsieve.sieve import Population, Sieve
 from fedsieve.stopwatch import Stopwatch
+from fedsieve.system import SystemModel
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Round:
     excluded: dict[int, str]
     per_class: dict[int, list[float]] | None
     beliefs: Beliefs | None
+    simulated: dict[str, float] | None
     seconds: float
 
 
@@ -46,6 +48,10 @@ class Federation:
     `clients` [n] are the ids of the clients that hold data and `weights` [n] their p_k. A round asks
     round(ratio · n) of them and fails, leaving everything as it was, when fewer than `min_updates` usable models
     come back. With `watch_models` a round says how each model does on each class even if no filter looks at that.
+
+    With a `system` only clients that can be reached are asked, some of them drop out, those that would take longer than
+    `deadline` seconds are not waited for, and samplers hear of simulated seconds. `examples` [n] is how many examples
+    each client trains on in a round.
     """
 
     def __init__(
@@ -61,11 +67,16 @@ class Federation:
         seed: int,
         min_updates: int = 1,
         watch_models: bool = False,
+        system: SystemModel | None = None,
+        examples: NDArray[np.int64] | None = None,
+        deadline: float | None = None,
     ) -> None:
         order = np.argsort(clients)
         self.clients = clients[order]
         self.weights = weights[order] / weights.sum()
         self.per_round = max(1, math.floor(ratio * len(clients) + 0.5))
+        self.system, self.deadline = system, deadline
+        self.examples = np.zeros(len(clients), dtype=np.int64) if examples is None else examples[order]
         self.sampler = sampler
         self.engine = engine
         self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models)
@@ -79,19 +90,30 @@ class Federation:
         self.stopwatch.next_round()
         phase = self.stopwatch.phase
         with phase("sample"):
-            sampled = [int(client) for client in self.sampler.sample(round, self.clients, self.per_round)]
+            there = self.clients if self.system is None else self.system.available(round, self.clients)
+            if not len(there):
+                raise TooFewUpdates(f"round {round}: no client can be reached")
+            count = min(self.per_round, len(there))
+            sampled = [int(client) for client in self.sampler.sample(round, there, count)]
         drawn = Counter(sampled)
-        if strangers := set(drawn).difference(self.clients[np.isin(self.clients, sampled)].tolist()):
+        if strangers := set(drawn).difference(there[np.isin(there, sampled)].tolist()):
             raise InvalidSetting("sampled", min(strangers), f"ids of clients, from {type(self.sampler).__name__}")
 
+        asked = np.array(sorted(drawn), dtype=np.int64)
+        seconds, failed = self._device_times(round, asked)
         with phase("train"):
-            updates = self.engine.train(self.model, sorted(drawn), round)
+            answering = [client for client in asked.tolist() if client not in failed]
+            updates = [
+                *self.engine.train(self.model, answering, round),
+                *(Update(client, None, error=reason) for client, reason in failed.items()),
+            ]
         population = Population(len(self.clients), self._weights)
         sifted = self.sieve.sift(round, self.model, updates, drawn, population, self.stopwatch)
         self.model = sifted.model
 
         with phase("sample"):
-            durations = {update.client: update.seconds for update in updates if update.client in sifted.losses}
+            durations = seconds or {update.client: update.seconds for update in updates}
+            durations = {client: durations[client] for client in sifted.losses}
             self.sampler.observe(Feedback(round, sampled, sifted.kept, sifted.losses, durations))
         return Round(
             round=round,
@@ -104,8 +126,36 @@ class Federation:
             excluded=sifted.excluded,
             per_class=sifted.per_class,
             beliefs=self.sampler.beliefs(round),
+            simulated=self._simulated(seconds, len(answering)),
             seconds=time.perf_counter() - began,
         )
+
+    def _device_times(self, round: int, asked: NDArray[np.int64]) -> tuple[dict[int, float], dict[int, str]]:
+        """How many seconds each device takes, and why some never send a model."""
+        if self.system is None:
+            return {}, {}
+        examples = self.examples[np.searchsorted(self.clients, asked)]
+        seconds = dict(
+            zip(asked.tolist(), self.system.seconds(asked, examples, self._model_bytes).tolist(), strict=True)
+        )
+        failed = dict.fromkeys(self.system.dropped(round, asked).tolist(), "dropped out")
+        if self.deadline is not None:
+            for client, taken in seconds.items():
+                if taken > self.deadline and client not in failed:
+                    failed[client] = f"too late: {taken:.1f} s of {self.deadline:g}"
+        return seconds, failed
+
+    def _simulated(self, seconds: Mapping[int, float], answered: int) -> dict[str, float] | None:
+        """What a round takes: the server waits for the slowest it asked, but not beyond the deadline."""
+        if self.system is None:
+            return None
+        longest = max(seconds.values())
+        waited = longest if self.deadline is None else min(longest, self.deadline)
+        return {"seconds": waited, "bytes": self._model_bytes * (len(seconds) + answered)}
+
+    @property
+    def _model_bytes(self) -> int:
+        return self.model.numel() * self.model.element_size()
 
     def _weights(self, clients: Sequence[int]) -> NDArray[np.float64]:
         weights: NDArray[np.float64] = self.weights[np.searchsorted(self.clients, clients)]

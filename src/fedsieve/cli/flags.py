@@ -34,7 +34,7 @@ PANELS = {
         "augment",
         "precision",
     ),
-    "Hostile clients": ("attack", "hostile"),
+    "Devices and hostile clients": ("system", "deadline", "attack", "hostile"),
     "Readings of the paper": ("mu", "score", "scored_by", "search", "coefficients", "refresh"),
     "Where, and what is noted": tuple(sorted(PLACE - {"data_dir"})),
 }

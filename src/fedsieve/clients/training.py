@@ -46,6 +46,13 @@ class LocalTraining:
             return self.steps if examples else 0
         return self.epochs * -(-examples // self.batch_size)
 
+    def example_count(self, examples: int) -> int:
+        """How many examples a client with so many different ones trains on in a round, those seen again included."""
+        if self.steps is None or not examples:
+            return self.epochs * examples
+        passes, rest = divmod(self.steps, -(-examples // self.batch_size))
+        return passes * examples + min(examples, rest * self.batch_size)
+
     def batches(self, examples: int, seed: int, round: int, client: int) -> Iterator[NDArray[np.int64]]:
         """The positions of each step's examples [batch]: a new order every pass, the last batch perhaps smaller."""
         random = generator(seed, "batches", round, client)

@@ -83,6 +83,11 @@ class Config(BaseModel):
     )
     attack: str = Field("none", description="what hostile clients do: none, " + ", ".join(ATTACKS))
     hostile: float = Field(0.0, ge=0, le=1, description="share of the clients that are hostile")
+    system: str = Field(
+        "none",
+        description="the clients' devices: none, drawn (speeds, bandwidths, availability), or a CSV file",
+    )
+    deadline: float | None = Field(None, gt=0, description="with a system: simulated seconds a round waits at most")
     min_updates: Positive = Field(1, description="usable client models without which a round fails")
     seed: int = Field(0, ge=0, description="everything random in the run follows from it")
     engine: str = Field(
@@ -128,7 +133,9 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _check_attack(self) -> Self:
+    def _check_pairs(self) -> Self:
+        if self.deadline is not None and self.system == "none":
+            raise InvalidSetting("deadline", self.deadline, "none without a system (--system drawn)")
         if self.hostile and self.attack == "none":
             raise InvalidSetting("attack", self.attack, f"one of {', '.join(ATTACKS)} where clients are hostile")
         return self

@@ -31,6 +31,7 @@ from fedsieve.runs.config import Config, check_device
 from fedsieve.runs.directory import RunDirectory
 from fedsieve.runs.environment import environment
 from fedsieve.sampling import ClientSampler
+from fedsieve.system import SystemModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -184,6 +185,7 @@ def assemble(
     engine = _engine(config, device, build, seen, partition, validation, settings)
     if attack is not None:
         engine = HostileEngine(engine, attack, frozenset(hostile.tolist()), config.seed, len(dataset.test_labels))
+    system = _system(config, clients)
     federation = Federation(
         clients=clients,
         weights=sizes[clients].astype(np.float64),
@@ -195,6 +197,9 @@ def assemble(
         seed=config.seed,
         min_updates=config.min_updates,
         watch_models=config.watch_models,
+        system=system,
+        examples=None if system is None else np.array([settings.example_count(size) for size in sizes[clients]]),
+        deadline=config.deadline,
     )
     if len(clients) < len(sizes):
         log.info("%d of %d clients hold no data and are never asked", len(sizes) - len(clients), len(sizes))
@@ -202,6 +207,14 @@ def assemble(
         left = len(dataset.train_labels) - len(validation)
         log.info("%d of %d training examples are left over and unused", len(partition.unused), left)
     return federation, engine
+
+
+def _system(config: Config, clients: NDArray[np.int64]) -> SystemModel | None:
+    if config.system == "none":
+        return None
+    if config.system == "drawn":
+        return SystemModel.drawn(config.seed, clients)
+    return SystemModel.from_trace(Path(config.system), config.seed, clients)
 
 
 def _attacked(
@@ -337,6 +350,7 @@ def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str
         **fooled,
         "train_loss": played.train_loss,
         "excluded": {str(client): reason for client, reason in played.excluded.items()},
+        **({} if played.simulated is None else {"simulated": played.simulated}),
         **_details(played),
         "seconds": round(time.perf_counter() - began, 4),
     }
@@ -370,8 +384,16 @@ def _summary(config: Config, rows: Sequence[Mapping[str, Any]], device: torch.de
         "best_accuracy": max(reached),
         "mean_last_10": float(np.mean(reached[-10:])),
         "duration": round(sum(float(row["seconds"]) for row in rows), 3),
+        **_simulated(rows),
         **environment(device),
     }
+
+
+def _simulated(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All the time that a run's devices would have taken, and the bytes they would have sent."""
+    if "simulated" not in rows[-1]:
+        return {}
+    return {"simulated": {what: sum(row["simulated"][what] for row in rows) for what in ("seconds", "bytes")}}
 
 
 def _name(part: object) -> str:

@@ -1,0 +1,171 @@
+"""The clients' devices: times by hand, draws that belong to clients, and who is asked, dropped and waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Typed
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedsieve as fs
+from fedsieve.clients import LocalTraining
+from fedsieve.errors import InvalidSetting, MissingData, TooFewUpdates
+from fedsieve.runs import assemble
+from fedsieve.runs.experiment import split_data
+from fedsieve.sampling import Feedback, UniformSampler
+from fedsieve.system import SystemModel
+
+HEAD = "client,examples_per_second,download_mbit,upload_mbit,availability,dropout\n"
+
+
+def config(**changes: Any) -> fs.Config:
+    settings: dict[str, Any] = {"dataset": "digits", "rounds": 4, "batch_size": 16, "lr": 0.05, "clients": 10}
+    return fs.Config(**settings | changes)
+
+
+def trace(folder: Path, lines: str) -> Path:
+    file = folder / "devices.csv"
+    file.write_text(HEAD + lines)
+    return file
+
+
+def test_times_by_hand(tmp_path: Path) -> None:
+    file = trace(tmp_path, "4,10,8,2,1,0\n7,50,16,4,1,0\n")
+    system = SystemModel.from_trace(file, 0, np.array([4, 7]))
+    # 1 MB = 8 Mbit: client 4 gets it in 1 s, sends it in 4 s, and trains on 30 examples in 3 s.
+    assert system.seconds(np.array([4, 7]), np.array([30, 100]), 1_000_000).tolist() == [8.0, 0.5 + 2 + 2]
+    assert system.seconds(np.array([7]), np.array([0]), 0).tolist() == [0.0]
+
+
+def test_drawn_devices_have_the_distributions_that_are_documented() -> None:
+    system = SystemModel.drawn(3, np.arange(50_000))
+    for values, median in ((system.speed, 100), (system.download, 20e6 / 8), (system.upload, 5e6 / 8)):
+        logarithms = np.log(values)
+        assert np.exp(np.median(logarithms)) == pytest.approx(median, rel=0.02)
+        assert logarithms.std() == pytest.approx(0.8, rel=0.02)
+    assert system.availability.mean() == pytest.approx(0.8, abs=0.005)
+    assert system.availability.std() == pytest.approx(np.sqrt(0.8 * 0.2 / 11), rel=0.03)  # of a Beta(8, 2)
+    assert np.corrcoef(system.speed, system.upload)[0, 1] == pytest.approx(0, abs=0.02)
+    asked = [np.isin(np.arange(50_000), system.available(round, np.arange(50_000))) for round in range(1, 21)]
+    assert np.corrcoef(np.mean(asked, axis=0), system.availability)[0, 1] > 0.7
+    assert len(system.dropped(1, np.arange(50_000))) / 50_000 == pytest.approx(0.05, abs=0.005)
+
+
+@given(seed=st.integers(0, 99), some=st.sets(st.integers(0, 500), min_size=1, max_size=20))
+def test_a_device_is_its_clients_own(seed: int, some: set[int]) -> None:
+    chosen = np.array(sorted(some))
+    few, all_of_them = SystemModel.drawn(seed, chosen), SystemModel.drawn(seed, np.arange(501))
+    examples = np.full(len(chosen), 100)
+    assert (few.seconds(chosen, examples, 10**6) == all_of_them.seconds(chosen, examples, 10**6)).all()
+    for round in (1, 2):
+        there = set(all_of_them.available(round, np.arange(501)).tolist())
+        assert set(few.available(round, chosen).tolist()) == there & some
+
+
+@given(
+    examples=st.integers(0, 70),
+    batch=st.integers(1, 20),
+    steps=st.integers(1, 12) | st.none(),
+    epochs=st.integers(1, 3),
+)
+def test_examples_are_those_of_all_batches(examples: int, batch: int, steps: int | None, epochs: int) -> None:
+    settings = LocalTraining(batch_size=batch, steps=steps, epochs=epochs)
+    assert settings.example_count(examples) == sum(map(len, settings.batches(examples, 0, 1, 0)))
+
+
+class Watching(UniformSampler):
+    """Notes what it is offered and told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offered: list[list[int]] = []
+        self.told: list[Feedback] = []
+
+    def sample(self, round: int, clients: Any, count: int) -> Any:
+        self.offered.append(clients.tolist())
+        return super().sample(round, clients, count)
+
+    def observe(self, feedback: Feedback) -> None:
+        self.told.append(feedback)
+
+
+def test_only_who_is_there_is_asked_and_only_who_answers_in_time_is_averaged(tmp_path: Path) -> None:
+    lines = "".join(f"{client},100,8,8,{1 if client < 8 else 0},{1 if client == 3 else 0}\n" for client in range(10))
+    file = trace(tmp_path, lines.replace("5,100,", "5,0.1,"))
+    sampler = Watching()
+    history = fs.run(config(system=str(file), deadline=60.0, ratio=1.0, heterogeneity="iid"), sampler=sampler)
+    assert sampler.offered == [list(range(8))] * 4  # 8 and 9 are never there
+    for row in history.rows:
+        assert row["excluded"]["3"] == "dropped out" and row["excluded"]["5"].startswith("too late: ")
+        assert set(row["excluded"]) == {"3", "5"} and row["simulated"]["seconds"] == 60.0
+    size = history.model.numel() * 4 if history.model is not None else 0
+    assert history.rows[0]["simulated"]["bytes"] == size * (8 + 6)
+    assert history.summary["simulated"] == {"seconds": 240.0, "bytes": 4 * 14 * size}
+    told = sampler.told[0].durations
+    assert set(told) == {0, 1, 2, 4, 6, 7}
+    _, partition = split_data(config(heterogeneity="iid"), fs.data.load("digits"))
+    assert told[0] == pytest.approx(2 * size / 1e6 + 5 * len(partition[0]) / 100)
+
+
+def test_a_round_without_a_deadline_waits_for_the_slowest() -> None:
+    history = fs.run(config(system="drawn", ratio=1.0))
+    federation, _ = assemble(config(system="drawn", ratio=1.0))
+    assert federation.system is not None
+    times = federation.system.seconds(federation.clients, federation.examples, federation._model_bytes)
+    for row in history.rows:
+        slowest = max(times[np.searchsorted(federation.clients, client)] for client in row["sampled"])
+        assert row["simulated"]["seconds"] == pytest.approx(slowest)
+
+
+def test_a_run_with_devices_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    settings = config(system="drawn", deadline=20.0, algorithm="fedcm-ucb", rounds=6)
+
+    class Stop(fs.Callback):
+        def on_round(self, row: Any) -> None:
+            if row["round"] == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(settings, out=tmp_path, callbacks=[Stop()])
+    resumed, whole = fs.run(settings, out=tmp_path, resume=True), fs.run(settings)
+    assert [row["simulated"] for row in resumed.rows] == [row["simulated"] for row in whole.rows]
+    assert resumed.model is not None and whole.model is not None and torch.equal(resumed.model, whole.model)
+
+
+def test_without_a_system_nothing_is_simulated() -> None:
+    history = fs.run(config())
+    assert "simulated" not in history.rows[0] and "simulated" not in history.summary
+
+
+def test_nobody_there_is_said(tmp_path: Path) -> None:
+    file = trace(tmp_path, "".join(f"{client},100,8,8,0,0\n" for client in range(10)))
+    with pytest.raises(TooFewUpdates, match="round 1: no client can be reached"):
+        fs.run(config(system=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("0,100,8,8,1,0\n", "a trace with a line for every client; 1 has none"),
+        ("0,100,8,8,1\n", "line 2 of devices.csv' is not allowed; use numbers client, examples_per_second"),
+        ("0,100,8,8,1,0\n1,fast,8,8,1,0\n", "line 3 of devices.csv' is not allowed; use numbers"),
+        ("0,100,0,8,1,0\n", "use speeds above 0, and availability and dropout from 0 to 1"),
+        ("0,100,8,8,1.5,0\n", "use speeds above 0, and availability and dropout from 0 to 1"),
+    ],
+)
+def test_a_bad_trace_is_named(tmp_path: Path, lines: str, message: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        assemble(config(system=str(trace(tmp_path, lines))))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_trace_and_a_deadline_without_devices(typed: Typed) -> None:
+    with pytest.raises(MissingData, match="system: there is no file"):
+        assemble(config(system="nowhere.csv"))
+    status, _, said = typed("run", "--deadline", "5")
+    assert status == 2 and said == "error: deadline: 5.0 is not allowed; use none without a system (--system drawn)\n"
