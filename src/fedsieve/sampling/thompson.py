@@ -37,6 +37,16 @@ class ThompsonSampler(BanditSampler):
         arms["alpha"] = arms["alpha"] + rewards
         arms["beta"] = arms["beta"] + 1 - rewards
 
+    def fade(self, clients: Ids, arms: dict[str, NDArray[np.float64]], discount: float) -> None:
+        """α_k - 1 and β_k - 1 shrink."""
+        for name in self.columns:
+            arms[name] = 1 + discount * (arms[name] - 1)
+
+    def forget(self, arms: dict[str, NDArray[np.float64]], rewards: NDArray[np.float64]) -> None:
+        """(α_k, β_k) ← (α_k - r_k, β_k - 1 + r_k)."""
+        arms["alpha"] = arms["alpha"] - rewards
+        arms["beta"] = arms["beta"] - 1 + rewards
+
     def mean_and_width(
         self, round: int, arms: dict[str, NDArray[np.float64]]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

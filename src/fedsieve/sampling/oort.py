@@ -1,0 +1,149 @@
+"""Oort's training selector: Algorithm 1 of Lai, Zhu, Madhyastha & Chowdhury (OSDI 2021).
+
+What differs from the paper, and why:
+
+- The statistical utility |B_i| √(Σ loss² / |B_i|) needs the loss of every sample. Clients report the mean of their
+  losses, so that |B_i| · |mean loss| stands for it: never more (Jensen), and the same where samples agree.
+- Sizes |B_i| are known up to a factor, as the weights p_k. Utilities are therefore measured in units of their 95th
+  percentile, at which they are clipped; otherwise the unit of size would decide what the bonus for staleness weighs.
+- Nothing is known of the speed of a client before it is tried: untried clients are drawn uniformly.
+- The pacer looks once in every W rounds, as the authors' program does. Looking in every round, it would raise T every
+  time while the loss falls, which it does all along.
+- Clients asked very often are not banned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedsieve.errors import InvalidSetting
+from fedsieve.sampling.base import Beliefs, Feedback, Ids, sorted_ids
+from fedsieve.sampling.ledger import Ledger, of_clients
+from fedsieve.sampling.weighted import WeightedSampler, drawn_by_weight
+
+FIRST_EXPLORATION, EXPLORATION_DECAY, LEAST_EXPLORATION = 0.9, 0.98, 0.2
+CLIPPED_ABOVE = 0.95
+CUT_OFF = 0.95
+
+
+class OortSampler(WeightedSampler):
+    """Asks clients with much to learn from that are not too slow, and a share of clients never tried.
+
+    A client slower than the preferred duration T loses utility by (T / its duration)^`penalty`. T begins at
+    `pacer_step` seconds and grows by as much when the last `pacer_window` rounds brought less utility than as many
+    before; a step that isn't given is the median duration in the first round that has any.
+    """
+
+    notation = "by utility, and untried ones uniformly, without replacement"
+    uses_prior_knowledge = True
+
+    def __init__(
+        self, penalty: float = 2.0, pacer_step: float | None = None, pacer_window: int = 20, seed: int = 0
+    ) -> None:
+        super().__init__(seed)
+        if not penalty >= 0:
+            raise InvalidSetting("penalty", penalty, "0 or more")
+        if pacer_step is not None and not pacer_step > 0:
+            raise InvalidSetting("pacer_step", pacer_step, "a number of seconds above 0")
+        if pacer_window < 1:
+            raise InvalidSetting("pacer_window", pacer_window, "1 or more rounds")
+        self.penalty = penalty
+        self.pacer_window = pacer_window
+        self._step = pacer_step
+        self._preferred = pacer_step
+        self._tried = Ledger("utility", "round", "duration")
+        self._observed = 0
+        self._round_utilities: list[float] = []
+
+    def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
+        """`count` different clients, sorted: (1 - ε) of them by utility, the others never tried before."""
+        ids = sorted_ids(clients, count)
+        known = self._tried.known(ids)
+        tried, untried = ids[known], ids[~known]
+        exploited = min(math.floor((1 - exploration(round)) * count + 0.5), tried.size)
+        exploited = max(exploited, count - untried.size)
+        pool, utilities = self._worth_asking(round, tried, exploited)
+        familiar = pool[drawn_by_weight(self.seed, "oort exploitation", round, pool, utilities, exploited)]
+        same = np.ones(untried.size)
+        new = untried[drawn_by_weight(self.seed, "oort exploration", round, untried, same, count - exploited)]
+        return np.sort(np.concatenate([familiar, new]))
+
+    def observe(self, feedback: Feedback) -> None:
+        """Take utility, time and round of those who answered, then pace."""
+        answered, losses = of_clients(feedback.losses)
+        utilities = self._weights_of(answered) * np.abs(losses)
+        self._tried.write(answered, utility=utilities, round=float(feedback.round))
+        timed, durations = of_clients(feedback.durations)
+        there = self._tried.known(timed)
+        self._tried.write(timed[there], duration=durations[there])
+        if self._step is None and durations.size and np.median(durations) > 0:
+            self._step = self._preferred = float(np.median(durations))
+        self._pace(float(utilities.sum()))
+
+    def utilities(self, round: int, clients: Ids) -> NDArray[np.float64]:
+        """Util(i) [n] of tried `clients` [n] (Algorithm 1, exploitation #1), in units of the 95th percentile of U."""
+        if clients.size == 0:
+            return np.empty(0)
+        utility = self._tried.read("utility", clients, 0.0)
+        last = self._tried.read("round", clients, 1.0)
+        duration = self._tried.read("duration", clients, 0.0)
+        top = np.quantile(utility, CLIPPED_ABOVE)
+        total = np.minimum(utility / top, 1.0) if top > 0 else np.zeros(clients.size)
+        total += np.sqrt(0.1 * math.log(round) / last)
+        if self._preferred is not None:
+            slow = duration > self._preferred
+            total[slow] *= (self._preferred / duration[slow]) ** self.penalty
+        return total
+
+    def beliefs(self, round: int) -> Beliefs:
+        """The utility of tried clients, and the part of it that staleness makes up at most."""
+        bonus = np.sqrt(0.1 * math.log(round) / self._tried.columns["round"])
+        return Beliefs(self._tried.clients, self.utilities(round, self._tried.clients), bonus)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tried clients and the pacer."""
+        return {
+            **self._tried.state_dict(),
+            "step": self._step,
+            "preferred": self._preferred,
+            "observed": self._observed,
+            "round_utilities": list(self._round_utilities),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._tried.load_state_dict(state)
+        self._step = state["step"]
+        self._preferred = state["preferred"]
+        self._observed = state["observed"]
+        self._round_utilities = list(state["round_utilities"])
+
+    def _worth_asking(self, round: int, tried: Ids, count: int) -> tuple[Ids, NDArray[np.float64]]:
+        """Those of at least 95 % of the `count`-th highest utility, and their utilities (exploitation #2)."""
+        if count == 0:
+            return tried[:0], np.empty(0)
+        utilities = self.utilities(round, tried)
+        weakest = np.partition(utilities, tried.size - count)[tried.size - count]
+        enough = utilities >= CUT_OFF * weakest
+        return tried[enough], utilities[enough]
+
+    def _pace(self, utility: float) -> None:
+        """T ← T + Δ when Σ U(R-2W : R-W) > Σ U(R-W : R)."""
+        window = self.pacer_window
+        self._observed += 1
+        self._round_utilities = [*self._round_utilities, utility][-2 * window :]
+        if self._observed < 2 * window or self._observed % window:
+            return
+        falling = sum(self._round_utilities[:window]) > sum(self._round_utilities[window:])
+        if falling and self._step is not None and self._preferred is not None:
+            self._preferred += self._step
+
+
+def exploration(round: int) -> float:
+    """ε, the share of untried clients in a round: 0.9 at first, times 0.98 in every round, at least 0.2."""
+    return max(FIRST_EXPLORATION * EXPLORATION_DECAY ** (round - 1), LEAST_EXPLORATION)

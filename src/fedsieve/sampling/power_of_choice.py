@@ -1,0 +1,92 @@
+"""Power-of-choice: the clients of highest loss among a few drawn by weight (Cho et al. 2020, arXiv 2010.01243)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedsieve.errors import InvalidSetting, unknown_name
+from fedsieve.randomness import keys
+from fedsieve.sampling.base import Beliefs, Feedback, Ids, sorted_ids
+from fedsieve.sampling.ledger import Ledger, of_clients
+from fedsieve.sampling.weighted import WeightedSampler, drawn_by_weight
+
+Losses = Literal["last", "exact", "mini-batch"]
+
+
+class PowerOfChoiceSampler(WeightedSampler):
+    """Draws d candidates without replacement by p_k, then asks those among them whose loss is highest.
+
+    `losses="last"` (π_rpow-d) takes the mean training loss of the round in which a client was last asked; a client
+    never asked comes first, and one that was asked but has never answered comes last. `"exact"` (π_pow-d) and
+    `"mini-batch"` (π_cpow-d) call `local_losses` for the candidates, which whoever runs the federation sets. Ties are
+    broken at random.
+    `candidates` is d; by default twice as many as are asked. With d as large as the population only losses decide.
+    """
+
+    notation = "highest loss among d drawn by p_k, without replacement"
+    uses_prior_knowledge = True
+
+    local_losses: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None
+    """The current model's loss on the data of each of some clients, or on a mini-batch of it: ids [d] -> [d]."""
+
+    def __init__(self, candidates: int | None = None, losses: Losses = "last", seed: int = 0) -> None:
+        super().__init__(seed)
+        if candidates is not None and candidates < 1:
+            raise InvalidSetting("candidates", candidates, "1 or more")
+        if losses not in get_args(Losses):
+            raise unknown_name("losses", losses, get_args(Losses))
+        self.candidates = candidates
+        self.losses = losses
+        self._last = Ledger("loss")
+
+    def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
+        """`count` different clients, sorted."""
+        ids = sorted_ids(clients, count)
+        if self.candidates is not None and self.candidates < count:
+            raise InvalidSetting("candidates", self.candidates, f"{count} or more, as many as are asked")
+        if self.losses != "last" and self.local_losses is None:
+            raise InvalidSetting("losses", self.losses, "'last', or set local_losses")
+        size = min(2 * count if self.candidates is None else self.candidates, ids.size)
+        if count == 0:
+            return ids[:0]
+        drawn = drawn_by_weight(self.seed, "power of choice", round, ids, self._weights_of(ids), size)
+        candidates = ids[drawn]
+        ties = keys(self.seed, "power of choice ties", round, candidates)
+        by_loss = np.lexsort((ties, self._losses_of(candidates)))
+        return np.sort(candidates[by_loss[size - count :]])
+
+    def observe(self, feedback: Feedback) -> None:
+        """Take the losses of those who answered."""
+        asked = np.unique(np.asarray(feedback.sampled, dtype=np.int64))
+        self._last.write(asked[~self._last.known(asked)], loss=-np.inf)
+        answered, losses = of_clients(feedback.losses)
+        self._last.write(answered, loss=losses)
+
+    def beliefs(self, round: int) -> Beliefs:
+        """The last loss of those who have answered, as certain as it is old."""
+        answered = np.isfinite(self._last.columns["loss"])
+        return Beliefs(self._last.clients[answered], self._last.columns["loss"][answered], np.zeros(answered.sum()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Last losses by client; None for a client that has never answered."""
+        losses = [loss if np.isfinite(loss) else None for loss in self._last.columns["loss"].tolist()]
+        return {"clients": self._last.clients.tolist(), "loss": losses}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        losses = [-np.inf if loss is None else loss for loss in state["loss"]]
+        self._last.load_state_dict({"clients": state["clients"], "loss": losses})
+
+    def _losses_of(self, candidates: Ids) -> NDArray[np.float64]:
+        if self.losses == "last" or self.local_losses is None:
+            return self._last.read("loss", candidates, np.inf)
+        losses = np.asarray(self.local_losses(candidates), dtype=np.float64)
+        if losses.shape != candidates.shape:
+            raise InvalidSetting("local_losses", losses.shape, f"one loss for each of {candidates.size} candidates")
+        if np.isnan(losses).any():
+            raise InvalidSetting("local_losses", float("nan"), "numbers")
+        return losses
