@@ -33,7 +33,8 @@ class Sifted:
     """What became of a round's models; `kept` and `coefficients.clients` are in the same order.
 
     `losses` are those of usable models, `excluded` says why others were not. `per_class` is the accuracy of each
-    usable model on each class, where somebody looked.
+    usable model on each class, where somebody looked. Where the filter made the model itself, the coefficients are
+    equal shares of those kept (or the previous model's 1, if nobody was).
     """
 
     model: Tensor
@@ -96,14 +97,18 @@ class Sieve:
             selection = self.filter.select(self._candidates(previous, updates, logits, kept_of))
         kept = [updates[position] for position in selection.kept]
         with phase("average"), single_thread():
-            if not kept:
-                raise InvalidSetting("kept", (), f"at least one model kept by {type(self.filter).__name__}")
-            if selection.weights is None:
-                coefficients = self.averaging(kept_of(kept))
+            if selection.model is not None:
+                coefficients = Coefficients(0.0 if kept else 1.0, np.full(len(kept), 1 / max(1, len(kept))))
+                model = selection.model.to(previous)
             else:
-                shares = [float(selection.weights[position]) for position in selection.kept]
-                coefficients = Coefficients(0.0, np.array(shares))
-            model = self.judge.combine(previous, Models(kept), coefficients)
+                if not kept:
+                    raise InvalidSetting("kept", (), f"at least one model kept by {type(self.filter).__name__}")
+                if selection.weights is None:
+                    coefficients = self.averaging(kept_of(kept))
+                else:
+                    shares = [float(selection.weights[position]) for position in selection.kept]
+                    coefficients = Coefficients(0.0, np.array(shares))
+                model = self.judge.combine(previous, Models(kept), coefficients)
         if self.watch_models and not logits.numel():
             with phase("score"):
                 logits = self.judge.logits(models, "validation")
@@ -152,6 +157,7 @@ class Sieve:
             average=average,
             predict=lambda model: self.judge.logits([model], "validation")[0],
             score_and_gradient=self.judge.score_and_gradient,
+            previous=previous,
         )
 
 

@@ -2,14 +2,30 @@
 
 from fedsieve.filtering.base import Candidates, KeepAll, ModelFilter, Selection
 from fedsieve.filtering.combinatorial import CombinatorialFilter
+from fedsieve.filtering.coordinates import CoordinateMedian, TrimmedMean
+from fedsieve.filtering.geometric_median import GeometricMedian
+from fedsieve.filtering.krum import Bulyan, Krum, MultiKrum
+from fedsieve.filtering.rejection import ErrorRejection, LossRejection, UnionRejection
 from fedsieve.filtering.scores import accuracy, log_likelihood
+from fedsieve.filtering.updates import FLTrust, NormClipping
 
 __all__ = [
+    "Bulyan",
     "Candidates",
     "CombinatorialFilter",
+    "CoordinateMedian",
+    "ErrorRejection",
+    "FLTrust",
+    "GeometricMedian",
     "KeepAll",
+    "Krum",
+    "LossRejection",
     "ModelFilter",
+    "MultiKrum",
+    "NormClipping",
     "Selection",
+    "TrimmedMean",
+    "UnionRejection",
     "accuracy",
     "log_likelihood",
 ]

@@ -19,7 +19,8 @@ class Candidates:
     The rest is there for filters with `needs_models`: the flat models [models, size]; `average(kept)`, the flat model
     [size] that the run's averaging scheme would make of the models at the positions `kept`; `predict(model)`, logits
     [examples, classes] of any flat model; `score_and_gradient(model, examples)`, the mean log-likelihood of a flat
-    model on the validation set (or on the examples at these positions) and its gradient [size], zero for buffers.
+    model on the validation set (or on the examples at these positions) and its gradient [size], zero for buffers;
+    `previous` [size], the model w^t that the clients were sent.
     """
 
     logits: Tensor
@@ -30,15 +31,17 @@ class Candidates:
     average: Callable[[Sequence[int]], Tensor] | None = None
     predict: Callable[[Tensor], Tensor] | None = None
     score_and_gradient: Callable[..., tuple[float, Tensor]] | None = None
+    previous: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Selection:
     """What a filter decided: the positions of the `kept` candidates, ascending, and their `score` together.
 
-    `weights` [models], when given, replaces the averaging scheme's coefficients (zero for models left out). A filter
-    that searched says how: `looked_at` subsets were scored, `optimal` if none can score higher, and `bound`, a score
-    that none can exceed; and beside it the score of `all` candidates together and of the best `single` one.
+    `weights` [models], when given, replaces the averaging scheme's coefficients (zero for models left out). `model` is
+    the new model [size], where it is no weighted sum of those kept. A filter that searched says how: `looked_at`
+    subsets were scored, `optimal` if none can score higher, and `bound`, a score that none can exceed; and beside it
+    the score of `all` candidates together and of the best `single` one.
     """
 
     kept: tuple[int, ...]
@@ -49,6 +52,7 @@ class Selection:
     bound: float | None = None
     all: float | None = None
     single: float | None = None
+    model: Tensor | None = None
 
 
 class ModelFilter(ABC):
@@ -62,7 +66,7 @@ class ModelFilter(ABC):
 
     @abstractmethod
     def select(self, candidates: Candidates) -> Selection:
-        """Choose among the candidates; at least one is kept."""
+        """Choose among the candidates; at least one is kept, unless the new model is given."""
 
 
 class KeepAll(ModelFilter):

@@ -1,0 +1,98 @@
+"""Models that lie close to many others: Krum and Multi-Krum (Blanchard et al. 2017), Bulyan (El Mhamdi et al. 2018)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.errors import InvalidSetting
+from fedsieve.filtering.base import Candidates, ModelFilter, Selection
+from fedsieve.filtering.byzantine import check_enough, count_of
+from fedsieve.filtering.stack import Stack, Vector, middle
+
+
+class MultiKrum(ModelFilter):
+    """The plain mean of the `keep` models with the lowest Krum scores.
+
+    A model's score is the sum of squared distances to its n - f - 2 nearest others, f = `byzantine`. Of equal scores
+    the lowest client id wins. Needs n ≥ 2f + 3 models. Up to `keep` = n - f a lying model can only get in by lying
+    close to honest ones.
+    """
+
+    needs_logits = False
+    needs_models = True
+
+    def __init__(self, byzantine: int, keep: int) -> None:
+        self.byzantine = count_of("byzantine", byzantine)
+        self.keep = count_of("keep", keep, least=1)
+
+    def select(self, candidates: Candidates) -> Selection:
+        """Those with the lowest scores, with equal weights."""
+        assert candidates.models is not None
+        models = len(candidates.models)
+        check_enough(models, self.byzantine, 2, 3)
+        if self.keep > models:
+            raise InvalidSetting("keep", self.keep, f"at most the {models} models that came back")
+        scores = krum_scores(Stack(candidates.models).squared_distances(), self.byzantine)
+        kept = sorted(np.argsort(scores, kind="stable")[: self.keep].tolist())
+        weights = torch.zeros(models, dtype=torch.float64)
+        weights[kept] = 1 / self.keep
+        return Selection(tuple(kept), weights=weights)
+
+
+class Krum(MultiKrum):
+    """The one model with the lowest Krum score. Needs n ≥ 2f + 3 models, f = `byzantine`."""
+
+    def __init__(self, byzantine: int) -> None:
+        super().__init__(byzantine, keep=1)
+
+
+class Bulyan(ModelFilter):
+    """Krum, again and again, chooses n - 2f models; of these, per coordinate, the mean of those nearest to the median.
+
+    Each turn takes the model that Krum chooses among those left. Too few for Krum's n - f - 2 neighbours are left in
+    the last turns when f ≤ 1; then one neighbour counts. Per coordinate the n - 4f chosen values nearest to the median
+    of the chosen are averaged; of two equally near ones the lower. Needs n ≥ 4f + 3 models, f = `byzantine`.
+    """
+
+    needs_logits = False
+    needs_models = True
+
+    def __init__(self, byzantine: int) -> None:
+        self.byzantine = count_of("byzantine", byzantine)
+
+    def select(self, candidates: Candidates) -> Selection:
+        """The chosen models, and what becomes of their coordinates."""
+        assert candidates.models is not None
+        models = len(candidates.models)
+        check_enough(models, self.byzantine, 4, 3)
+        stack = Stack(candidates.models)
+        distances, left = stack.squared_distances(), list(range(models))
+        chosen = []
+        for _ in range(models - 2 * self.byzantine):
+            scores = krum_scores(distances[np.ix_(left, left)], self.byzantine)
+            chosen.append(left.pop(int(scores.argmin())))
+        kept = sorted(chosen)
+        model = stack.part(kept).per_coordinate(lambda values: mean_around_median(values, 2 * self.byzantine))
+        return Selection(tuple(kept), model=model)
+
+
+def krum_scores(distances: Vector, byzantine: int) -> Vector:
+    """The sum of squared distances to the n - f - 2 nearest others, at least to one: [n, n] -> [n]."""
+    others = distances.copy()
+    np.fill_diagonal(others, np.inf)
+    neighbours = max(1, len(others) - byzantine - 2)
+    scores: Vector = np.sort(others, axis=1)[:, :neighbours].sum(1)
+    return scores
+
+
+def mean_around_median(ascending: Tensor, drop: int) -> Tensor:
+    """The mean [rows] of all but the `drop` values farthest from the median, of ascending values [rows, columns]."""
+    values, centre, columns = ascending.double(), middle(ascending).unsqueeze(1), ascending.shape[1]
+    first = torch.zeros_like(centre, dtype=torch.int64)
+    for left in range(columns, columns - drop, -1):  # the farthest is the first or the last of those left
+        first += centre - values.gather(1, first) > values.gather(1, first + left - 1) - centre
+    place = torch.arange(columns, device=values.device)
+    stays = (place >= first) & (place < first + columns - drop)
+    return torch.where(stays, values, 0.0).sum(1) / (columns - drop)

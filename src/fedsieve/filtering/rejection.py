@@ -1,0 +1,72 @@
+"""Leave out the models without which the average does best on the validation set (Fang et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from fedsieve.filtering.base import Candidates, ModelFilter, Selection
+from fedsieve.filtering.byzantine import check_enough, count_of
+from fedsieve.filtering.scores import accuracy, log_likelihood
+
+
+class _Rejection(ModelFilter):
+    """Leaves out, by each of the `scores`, the f = `byzantine` models without which the average scores highest.
+
+    The paper's impact of a model is the loss (or error rate) of the average of all models minus that of all others.
+    The first is the same for every model, so the second alone decides. Of equal impacts the higher client id is left
+    out. Takes n averages and n passes over the validation set. The run's averaging scheme averages those kept.
+    """
+
+    needs_logits = False
+    needs_models = True
+    scores: ClassVar[tuple[Callable[[Tensor, Tensor], Tensor], ...]]
+
+    def __init__(self, byzantine: int) -> None:
+        self.byzantine = count_of("byzantine", byzantine)
+
+    def select(self, candidates: Candidates) -> Selection:
+        """All but those left out."""
+        assert candidates.average is not None and candidates.predict is not None
+        models = len(candidates.weights)
+        check_enough(models, self.byzantine, len(self.scores), 1)
+        everyone = set(range(models))
+        if self.byzantine == 0:
+            return Selection(tuple(everyone))
+        without = np.empty((len(self.scores), models))
+        for position in range(models):
+            logits = candidates.predict(candidates.average(sorted(everyone - {position})))
+            without[:, position] = [float(score(logits, candidates.labels)) for score in self.scores]
+        without = np.nan_to_num(without, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        rejected = np.argsort(without, axis=1, kind="stable")[:, models - self.byzantine :]
+        return Selection(tuple(sorted(everyone.difference(rejected.flatten().tolist()))))
+
+
+class LossRejection(_Rejection):
+    """Leaves out the f = `byzantine` models whose removal lowers the validation loss most (the paper's LFR).
+
+    Needs n ≥ f + 1 models. Takes n averages and n passes over the validation set; of equals the higher client id goes.
+    """
+
+    scores = (log_likelihood,)
+
+
+class ErrorRejection(_Rejection):
+    """Leaves out the f = `byzantine` models whose removal lowers the validation error rate most (the paper's ERR).
+
+    Needs n ≥ f + 1 models. Takes n averages and n passes over the validation set; of equals the higher client id goes.
+    """
+
+    scores = (accuracy,)
+
+
+class UnionRejection(_Rejection):
+    """Leaves out what `LossRejection` or `ErrorRejection` leaves out: up to 2f models (the paper's Union).
+
+    Needs n ≥ 2f + 1 models. Takes n averages and n passes over the validation set; of equals the higher client id goes.
+    """
+
+    scores = (log_likelihood, accuracy)
