@@ -30,6 +30,9 @@ class Options:
     normalise: bool = True
     refresh: Refresh = "fresh"
     search: Search = "auto"
+    ratio: float = 0.4
+    per_round: int = 8
+    byzantine: int = 0
 
 
 @dataclass(frozen=True)

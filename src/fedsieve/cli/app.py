@@ -16,6 +16,7 @@ from fedsieve.cli.flags import Given, with_config_flags
 from fedsieve.cli.progress import RunProgress, RunsTable
 from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
+from fedsieve.parts import FILTERS, SAMPLERS
 from fedsieve.runs import Callback, RunDirectory, compare, find_runs, run, summarise, tracker
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
@@ -268,8 +269,8 @@ def _on_gpu(engine: str, device: str, address: str | None) -> bool:
 
 @app.command("algorithms")
 def algorithms_command(as_json: Json = False) -> None:
-    """Print the algorithms as the paper's Table 1, read off the code."""
-    from fedsieve.report.tables import algorithms_table
+    """Print the algorithms as the paper's Table 1, read off the code, and the samplers and filters there are."""
+    from fedsieve.report.tables import algorithms_table, parts_table
 
     rows = algorithms.table()
     if as_json:
@@ -277,6 +278,8 @@ def algorithms_command(as_json: Json = False) -> None:
     else:
         console = Console(width=None if Console().is_terminal else 140)
         console.print(algorithms_table(rows))
+        console.print(parts_table("Samplers, for --sampler", SAMPLERS))
+        console.print(parts_table("Filters, for --filter (f: liars assumed, --byzantine)", FILTERS))
 
 
 @data_app.command("list")

@@ -12,7 +12,7 @@ import typer
 from fedsieve.runs.config import NAMES, PLACE, Config, read_yaml
 
 PANELS = {
-    "What": ("algorithm", "dataset", "data_dir", "model", "seed"),
+    "What": ("algorithm", "sampler", "filter", "dataset", "data_dir", "model", "seed"),
     "Clients and their data": (
         "heterogeneity",
         "alpha",
@@ -34,7 +34,7 @@ PANELS = {
         "augment",
         "precision",
     ),
-    "Devices and hostile clients": ("system", "deadline", "attack", "hostile"),
+    "Devices and hostile clients": ("system", "deadline", "attack", "hostile", "byzantine"),
     "Readings of the paper": ("mu", "score", "scored_by", "search", "coefficients", "refresh"),
     "Where, and what is noted": tuple(sorted(PLACE - {"data_dir"})),
 }

@@ -13,7 +13,7 @@ from fedsieve.filtering.stack import Stack, Vector, middle
 
 
 class MultiKrum(ModelFilter):
-    """The plain mean of the `keep` models with the lowest Krum scores.
+    """The plain mean of the `keep` models with the lowest Krum scores; by default of all but f.
 
     A model's score is the sum of squared distances to its n - f - 2 nearest others, f = `byzantine`. Of equal scores
     the lowest client id wins. Needs n ≥ 2f + 3 models. Up to `keep` = n - f a lying model can only get in by lying
@@ -23,21 +23,22 @@ class MultiKrum(ModelFilter):
     needs_logits = False
     needs_models = True
 
-    def __init__(self, byzantine: int, keep: int) -> None:
+    def __init__(self, byzantine: int, keep: int | None = None) -> None:
         self.byzantine = count_of("byzantine", byzantine)
-        self.keep = count_of("keep", keep, least=1)
+        self.keep = None if keep is None else count_of("keep", keep, least=1)
 
     def select(self, candidates: Candidates) -> Selection:
         """Those with the lowest scores, with equal weights."""
         assert candidates.models is not None
         models = len(candidates.models)
         check_enough(models, self.byzantine, 2, 3)
-        if self.keep > models:
-            raise InvalidSetting("keep", self.keep, f"at most the {models} models that came back")
+        keep = models - self.byzantine if self.keep is None else self.keep
+        if keep > models:
+            raise InvalidSetting("keep", keep, f"at most the {models} models that came back")
         scores = krum_scores(Stack(candidates.models).squared_distances(), self.byzantine)
-        kept = sorted(np.argsort(scores, kind="stable")[: self.keep].tolist())
+        kept = sorted(np.argsort(scores, kind="stable")[:keep].tolist())
         weights = torch.zeros(models, dtype=torch.float64)
-        weights[kept] = 1 / self.keep
+        weights[kept] = 1 / keep
         return Selection(tuple(kept), weights=weights)
 
 

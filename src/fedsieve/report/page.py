@@ -96,6 +96,8 @@ def _fits(history: History, setting: Setting) -> bool:
 
 def _has_filter(history: History) -> bool:
     config = history.config
+    if config.filter != "own":
+        return config.filter != "all"
     known = algorithms.find(config.algorithm).filter(config.options())
     return "filter" in history.summary.get("own_parts", {}) or not isinstance(known, KeepAll)
 

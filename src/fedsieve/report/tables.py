@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from fedsieve import algorithms
+from fedsieve.parts import Part
 from fedsieve.runs import Line, Spread
 
 
@@ -87,6 +88,16 @@ def algorithms_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             row["objective"],
             row["averaging"],
         )
+    return table
+
+
+def parts_table(title: str, parts: Mapping[str, Part[Any]]) -> Table:
+    """Samplers or filters: name, source and needs."""
+    table = Table(header_style="bold", title=title, title_justify="left")
+    for heading in ("Name", "Source", "Needs"):
+        table.add_column(heading, overflow="fold")
+    for name, part in parts.items():
+        table.add_row(name, part.source, part.needs)
     return table
 
 

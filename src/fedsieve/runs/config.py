@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -17,6 +18,7 @@ from fedsieve.errors import InvalidSetting, MissingData, unknown_name
 from fedsieve.filtering.combinatorial import ScoredBy, Search
 from fedsieve.filtering.scores import Score
 from fedsieve.models import MODELS
+from fedsieve.parts import FILTERS, SAMPLERS
 from fedsieve.sampling.bandit import Refresh
 
 Positive = Annotated[int, Field(ge=1)]
@@ -33,6 +35,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "coefficients": ("normalised", "literal"),
     "refresh": get_args(Refresh),
     "precision": get_args(Precision),
+    "sampler": ("own", *SAMPLERS),
+    "filter": ("own", *FILTERS),
     "attack": ("none", *ATTACKS),
     "engine": ("auto", "lanes", "workers", "sequential", "ray"),
 }
@@ -48,6 +52,8 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     algorithm: str = Field("fedcm-ts", description="the algorithm: a row of `fedsieve algorithms`")
+    sampler: str = Field("own", description="whom to ask: the algorithm's own, or a sampler of `fedsieve algorithms`")
+    filter: str = Field("own", description="whom to believe: the algorithm's own, or a filter of `fedsieve algorithms`")
     dataset: str = Field("digits", description="the data set: a row of `fedsieve data list`")
     data_dir: Path | None = Field(
         None, description="folder of fetched data sets (default: $FEDSIEVE_DATA or ~/.cache/fedsieve)"
@@ -83,6 +89,11 @@ class Config(BaseModel):
     )
     attack: str = Field("none", description="what hostile clients do: none, " + ", ".join(ATTACKS))
     hostile: float = Field(0.0, ge=0, le=1, description="share of the clients that are hostile")
+    byzantine: int | None = Field(
+        None,
+        ge=0,
+        description="liars that robust filters assume in a round (default: the hostile share of it)",
+    )
     system: str = Field(
         "none",
         description="the clients' devices: none, drawn (speeds, bandwidths, availability), or a CSV file",
@@ -166,7 +177,15 @@ class Config(BaseModel):
             search=self.search,  # type: ignore[arg-type]
             normalise=self.coefficients == "normalised",
             refresh=self.refresh,  # type: ignore[arg-type]
+            ratio=self.ratio,
+            per_round=self.per_round,
+            byzantine=math.floor(self.hostile * self.per_round + 0.5) if self.byzantine is None else self.byzantine,
         )
+
+    @property
+    def per_round(self) -> int:
+        """How many clients are asked in a round, if all of them hold data and can be reached."""
+        return max(1, math.floor(self.ratio * self.clients + 0.5))
 
     @property
     def arithmetic(self) -> Precision:

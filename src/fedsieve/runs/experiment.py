@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from fedsieve.engines.hostile import HostileEngine
 from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
+from fedsieve.parts import FILTERS, SAMPLERS, Part, check_needs
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config, check_device
 from fedsieve.runs.directory import RunDirectory
@@ -159,10 +160,16 @@ def assemble(
     """The federation that a configuration describes, ready for its first round; nothing is written."""
     algorithm = algorithms.find(config.algorithm)
     options = config.options()
+    if filter is None and config.filter != "own":
+        filter = FILTERS[config.filter].make(options)
     filter = filter or algorithm.filter(options)
+    if sampler is None and config.sampler != "own":
+        sampler = SAMPLERS[config.sampler].make(options)
     device = torch.device("cpu") if config.engine == "ray" else find_device(config.device)
     dataset = dataset or data.load(config.dataset, config.data_dir)
     validation, partition = split_data(config, dataset)
+    for kind, name, part in _named_parts(config):
+        check_needs(kind, name, part, options, config.system != "none", len(validation))
     readers = {
         config.algorithm: algorithm.at_server,
         type(filter).__name__: filter.needs_logits,
@@ -207,6 +214,13 @@ def assemble(
         left = len(dataset.train_labels) - len(validation)
         log.info("%d of %d training examples are left over and unused", len(partition.unused), left)
     return federation, engine
+
+
+def _named_parts(config: Config) -> Iterator[tuple[str, str, Part[Any]]]:
+    if config.sampler != "own":
+        yield "sampler", config.sampler, SAMPLERS[config.sampler]
+    if config.filter != "own":
+        yield "filter", config.filter, FILTERS[config.filter]
 
 
 def _system(config: Config, clients: NDArray[np.int64]) -> SystemModel | None:

@@ -1,0 +1,121 @@
+"""Samplers and filters by name, to put in place of an algorithm's own: where each comes from and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fedsieve.algorithms import PAPER, Options
+from fedsieve.errors import InvalidSetting
+from fedsieve.filtering import (
+    Bulyan,
+    CombinatorialFilter,
+    CoordinateMedian,
+    ErrorRejection,
+    FLTrust,
+    GeometricMedian,
+    KeepAll,
+    Krum,
+    LossRejection,
+    ModelFilter,
+    MultiKrum,
+    NormClipping,
+    TrimmedMean,
+    UnionRejection,
+)
+from fedsieve.sampling import (
+    AgnosticSampler,
+    ClientSampler,
+    CSUCBQSampler,
+    CSUCBSampler,
+    Memory,
+    OortSampler,
+    PowerOfChoiceSampler,
+    ProportionalSampler,
+    ThompsonSampler,
+    UCBSampler,
+    UniformSampler,
+)
+
+Kind = TypeVar("Kind", ClientSampler, ModelFilter)
+
+DISCOUNT, WINDOW = 0.95, 20  # of bandits that forget: about 20 rounds count
+
+
+@dataclass(frozen=True)
+class Part(Generic[Kind]):
+    """How to make a sampler or filter, and what it needs.
+
+    `times` needs a system model, `validation` examples at the server; `models` is how many have to come back for one
+    that is assumed to lie and how many more: (2, 3) is 2f + 3.
+    """
+
+    make: Callable[[Options], Kind]
+    source: str
+    times: bool = False
+    validation: bool = False
+    models: tuple[int, int] = (0, 1)
+
+    @property
+    def needs(self) -> str:
+        """In words."""
+        per_liar, more = self.models
+        count = f"{per_liar if per_liar > 1 else ''}f + {more} models" if per_liar else ""
+        said = ["--system" if self.times else "", "validation data" if self.validation else "", count]
+        return ", ".join(filter(None, said)) or "–"
+
+
+SAMPLERS: dict[str, Part[ClientSampler]] = {
+    "uniform": Part(lambda options: UniformSampler(), "McMahan et al. 2017"),
+    "proportional": Part(lambda options: ProportionalSampler(), "Li et al. 2020 (MLSys)"),
+    "ucb": Part(lambda options: UCBSampler(refresh=options.refresh), PAPER),
+    "thompson": Part(lambda options: ThompsonSampler(refresh=options.refresh), PAPER),
+    "discounted-ucb": Part(lambda options: UCBSampler(memory=Memory(DISCOUNT)), "Garivier & Moulines 2011"),
+    "window-ucb": Part(lambda options: UCBSampler(memory=Memory(window=WINDOW)), "Garivier & Moulines 2011"),
+    "discounted-thompson": Part(lambda options: ThompsonSampler(memory=Memory(DISCOUNT)), "Raj & Kalyani 2017"),
+    "window-thompson": Part(lambda options: ThompsonSampler(memory=Memory(window=WINDOW)), "Trovò et al. 2020"),
+    "power-of-choice": Part(lambda options: PowerOfChoiceSampler(), "Cho et al. 2020"),
+    "oort": Part(lambda options: OortSampler(), "Lai et al. 2021", times=True),
+    "cs-ucb": Part(lambda options: CSUCBSampler(), "Xia et al. 2020", times=True),
+    "cs-ucb-q": Part(lambda options: CSUCBQSampler(options.ratio / 2), "Xia et al. 2020", times=True),
+    "agnostic": Part(lambda options: AgnosticSampler(), "Mohri et al. 2019"),
+}
+
+FILTERS: dict[str, Part[ModelFilter]] = {
+    "all": Part(lambda options: KeepAll(), "–"),
+    "combinatorial": Part(
+        lambda options: CombinatorialFilter(options.score, options.scored_by, options.search), PAPER, validation=True
+    ),
+    "krum": Part(lambda options: Krum(options.byzantine), "Blanchard et al. 2017", models=(2, 3)),
+    "multi-krum": Part(lambda options: MultiKrum(options.byzantine), "Blanchard et al. 2017", models=(2, 3)),
+    "bulyan": Part(lambda options: Bulyan(options.byzantine), "El Mhamdi et al. 2018", models=(4, 3)),
+    "median": Part(lambda options: CoordinateMedian(), "Yin et al. 2018"),
+    "trimmed-mean": Part(
+        lambda options: TrimmedMean(options.byzantine / options.per_round), "Yin et al. 2018", models=(2, 1)
+    ),
+    "geometric-median": Part(lambda options: GeometricMedian(), "Pillutla et al. 2019"),
+    "norm-clipping": Part(lambda options: NormClipping(), "Sun et al. 2019"),
+    "fltrust": Part(lambda options: FLTrust(), "Cao et al. 2021", validation=True),
+    "loss-rejection": Part(
+        lambda options: LossRejection(options.byzantine), "Fang et al. 2020", validation=True, models=(1, 1)
+    ),
+    "error-rejection": Part(
+        lambda options: ErrorRejection(options.byzantine), "Fang et al. 2020", validation=True, models=(1, 1)
+    ),
+    "union-rejection": Part(
+        lambda options: UnionRejection(options.byzantine), "Fang et al. 2020", validation=True, models=(2, 1)
+    ),
+}
+
+
+def check_needs(field: str, name: str, part: Part[Kind], options: Options, system: bool, validation: int) -> None:
+    """Raise, before a run begins, if a part can't have what it needs."""
+    if part.times and not system:
+        raise InvalidSetting(field, name, "one that looks at no times, or --system drawn")
+    if part.validation and not validation:
+        raise InvalidSetting("validation_per_class", 0, f"at least 1 with {name}, which needs them")
+    per_liar, more = part.models
+    if options.per_round < per_liar * options.byzantine + more:
+        needed = f"{part.needs.split(', ')[-1]}, of {options.per_round} that are asked for"
+        raise InvalidSetting("byzantine", options.byzantine, f"a number f such that {name} has {needed}")

@@ -1,0 +1,80 @@
+"""Samplers and filters by name: each runs in place of an algorithm's own, and says before a run what it lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import Typed
+
+import fedsieve as fs
+from fedsieve.parts import FILTERS, SAMPLERS
+from fedsieve.runs import assemble
+
+
+def config(**changes: Any) -> fs.Config:
+    settings: dict[str, Any] = {"dataset": "digits", "rounds": 3, "batch_size": 16, "lr": 0.05, "alpha": 1.0}
+    return fs.Config(**settings | {"algorithm": "fedpdp"} | changes)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("filter", ["all", "combinatorial"])
+def test_every_sampler_runs_and_runs_alike(sampler: str, filter: str) -> None:
+    settings = config(sampler=sampler, filter=filter, system="drawn")
+    one, other = fs.run(settings), fs.run(settings)
+    assert [row["sampled"] for row in one.rows] == [row["sampled"] for row in other.rows]
+    assert one.model is not None and other.model is not None and torch.equal(one.model, other.model)
+    assert all(1 <= len(set(row["sampled"])) <= 8 for row in one.rows)
+    assert "own_parts" not in one.summary
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+def test_every_filter_runs_among_hostile_clients(filter: str) -> None:
+    history = fs.run(config(filter=filter, attack="noise", hostile=0.1, ratio=0.6))
+    assert history.config.options().byzantine == 1
+    assert all(row["kept"] for row in history.rows)
+
+
+def test_names_stand_for_the_algorithms_own_parts() -> None:
+    for name, parts in {
+        "fedca": {"sampler": "uniform", "filter": "combinatorial"},
+        "fedcm-ts": {"sampler": "thompson", "filter": "combinatorial"},
+        "fedcm-ucb": {"sampler": "ucb", "filter": "combinatorial"},
+    }.items():
+        assert fs.run(config(algorithm=name)).accuracy == fs.run(config(**parts)).accuracy
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--sampler oort", "sampler: 'oort' is not allowed; use one that looks at no times, or --system drawn"),
+        ("--sampler ort", "sampler: 'ort' is not allowed; use 'oort' (nearest)"),
+        ("--filter krum --byzantine 3", "byzantine: 3 is not allowed; use a number f such that krum has 2f + 3 models"),
+        ("--filter bulyan --byzantine 2", "such that bulyan has 4f + 3 models, of 8 that are asked for"),
+        ("--filter fltrust --validation-per-class 0", "validation_per_class: 0 is not allowed; use at least 1"),
+        ("--byzantine -1", "byzantine: -1 is not allowed; use a whole number of at least 0"),
+    ],
+)
+def test_what_a_part_lacks_is_said_before_the_run(typed: Typed, words: str, said: str) -> None:
+    status, _, printed = typed("run", "--algorithm", "fedpdp", "--out", "run", *words.split())
+    assert status == 2 and printed.count("\n") == 1 and said in printed
+
+
+def test_liars_are_assumed_as_many_as_there_may_be() -> None:
+    assert config(attack="nan", hostile=0.2).options().byzantine == 2  # of 8, rounded
+    assert config(byzantine=3, attack="nan", hostile=0.2).options().byzantine == 3
+    assert config().options().byzantine == 0
+
+
+def test_all_are_listed(typed: Typed) -> None:
+    status, printed, _ = typed("algorithms")
+    assert status == 0
+    for name in (*SAMPLERS, *FILTERS):
+        assert f"│ {name} " in printed
+    assert "2f + 3 models" in printed and "--system" in printed
+
+
+def test_a_sampler_by_hand_goes_before_a_name() -> None:
+    federation, _ = assemble(config(sampler="ucb"), sampler=fs.sampling.UniformSampler())
+    assert isinstance(federation.sampler, fs.sampling.UniformSampler)
