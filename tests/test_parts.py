@@ -21,7 +21,7 @@ def config(**changes: Any) -> fs.Config:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("filter", ["all", "combinatorial"])
 def test_every_sampler_runs_and_runs_alike(sampler: str, filter: str) -> None:
-    settings = config(sampler=sampler, filter=filter, system="drawn")
+    settings = config(sampler=sampler, filter=filter, system="drawn", deadline=60.0)
     one, other = fs.run(settings), fs.run(settings)
     assert [row["sampled"] for row in one.rows] == [row["sampled"] for row in other.rows]
     assert one.model is not None and other.model is not None and torch.equal(one.model, other.model)

@@ -33,6 +33,7 @@ class Options:
     ratio: float = 0.4
     per_round: int = 8
     byzantine: int = 0
+    deadline: float | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedsieve.averaging import Coefficients, Scheme
 from fedsieve.engines import Engine, Update
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import ModelFilter, Selection
-from fedsieve.sampling import Beliefs, ClientSampler, Feedback
+from fedsieve.sampling import Beliefs, ClientSampler, FedCSSampler, Feedback
 from fedsieve.sieve import Population, Sieve
 from fedsieve.stopwatch import Stopwatch
 from fedsieve.system import SystemModel
@@ -83,6 +83,8 @@ class Federation:
         self.model = engine.initial_model()
         self.stopwatch = Stopwatch(self.model.device)
         sampler.begin(seed, self.clients, self.weights)
+        if isinstance(sampler, FedCSSampler) and system is not None:
+            sampler.device_times = lambda chosen: system.parts(chosen, self._examples_of(chosen), self._model_bytes)
 
     def play(self, round: int) -> Round:
         """One round of Algorithm 1 (rounds count from 1); afterwards `model` is the new global model."""
@@ -134,15 +136,13 @@ class Federation:
         """How many seconds each device takes, and why some never send a model."""
         if self.system is None:
             return {}, {}
-        examples = self.examples[np.searchsorted(self.clients, asked)]
-        seconds = dict(
-            zip(asked.tolist(), self.system.seconds(asked, examples, self._model_bytes).tolist(), strict=True)
-        )
+        taken = self.system.seconds(asked, self._examples_of(asked), self._model_bytes)
+        seconds = dict(zip(asked.tolist(), taken.tolist(), strict=True))
         failed = dict.fromkeys(self.system.dropped(round, asked).tolist(), "dropped out")
         if self.deadline is not None:
-            for client, taken in seconds.items():
-                if taken > self.deadline and client not in failed:
-                    failed[client] = f"too late: {taken:.1f} s of {self.deadline:g}"
+            for client, own in seconds.items():
+                if own > self.deadline and client not in failed:
+                    failed[client] = f"too late: {own:.1f} s of {self.deadline:g}"
         return seconds, failed
 
     def _simulated(self, seconds: Mapping[int, float], answered: int) -> dict[str, float] | None:
@@ -152,6 +152,10 @@ class Federation:
         longest = max(seconds.values())
         waited = longest if self.deadline is None else min(longest, self.deadline)
         return {"seconds": waited, "bytes": self._model_bytes * (len(seconds) + answered)}
+
+    def _examples_of(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        examples: NDArray[np.int64] = self.examples[np.searchsorted(self.clients, clients)]
+        return examples
 
     @property
     def _model_bytes(self) -> int:

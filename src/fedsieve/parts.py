@@ -29,6 +29,7 @@ from fedsieve.sampling import (
     ClientSampler,
     CSUCBQSampler,
     CSUCBSampler,
+    FedCSSampler,
     Memory,
     OortSampler,
     PowerOfChoiceSampler,
@@ -39,6 +40,13 @@ from fedsieve.sampling import (
 )
 
 Kind = TypeVar("Kind", ClientSampler, ModelFilter)
+
+
+def _fedcs(options: Options) -> ClientSampler:
+    if options.deadline is None:
+        raise InvalidSetting("deadline", None, "a number of seconds with fedcs, and --system drawn")
+    return FedCSSampler(options.deadline)
+
 
 DISCOUNT, WINDOW = 0.95, 20  # of bandits that forget: about 20 rounds count
 
@@ -77,6 +85,7 @@ SAMPLERS: dict[str, Part[ClientSampler]] = {
     "window-thompson": Part(lambda options: ThompsonSampler(memory=Memory(window=WINDOW)), "Trovò et al. 2020"),
     "power-of-choice": Part(lambda options: PowerOfChoiceSampler(), "Cho et al. 2020"),
     "oort": Part(lambda options: OortSampler(), "Lai et al. 2021", times=True),
+    "fedcs": Part(_fedcs, "Nishio & Yonetani 2019", times=True),
     "cs-ucb": Part(lambda options: CSUCBSampler(), "Xia et al. 2020", times=True),
     "cs-ucb-q": Part(lambda options: CSUCBQSampler(options.ratio / 2), "Xia et al. 2020", times=True),
     "agnostic": Part(lambda options: AgnosticSampler(), "Mohri et al. 2019"),

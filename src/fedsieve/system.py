@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from fedsieve.errors import InvalidSetting, MissingData
 from fedsieve.randomness import keys
 
+Seconds = NDArray[np.float64]
+
 COLUMNS = ("client", "examples_per_second", "download_mbit", "upload_mbit", "availability", "dropout")
 
 SPEED, DOWNLOAD, UPLOAD = 100.0, 20.0, 5.0  # medians: examples a second, Mbit a second
@@ -69,12 +71,17 @@ class SystemModel:
         table = np.array([rows[client] for client in clients.tolist()]).reshape(-1, 5).T
         return cls(seed, clients, table[0], table[1] * BYTES_PER_MBIT, table[2] * BYTES_PER_MBIT, table[3], table[4])
 
-    def seconds(self, clients: NDArray[np.int64], examples: NDArray[np.int64], model_bytes: int) -> NDArray[np.float64]:
+    def seconds(self, clients: NDArray[np.int64], examples: NDArray[np.int64], model_bytes: int) -> Seconds:
         """How long clients [k] take to get a model, train on so many `examples` [k], and send a model back [k]."""
+        download, training, upload = self.parts(clients, examples, model_bytes)
+        return download + training + upload
+
+    def parts(
+        self, clients: NDArray[np.int64], examples: NDArray[np.int64], model_bytes: int
+    ) -> tuple[Seconds, Seconds, Seconds]:
+        """The same apart: download, training and upload [k]."""
         at = self._at(clients)
-        sending = model_bytes / self.download[at] + model_bytes / self.upload[at]
-        seconds: NDArray[np.float64] = sending + examples / self.speed[at]
-        return seconds
+        return model_bytes / self.download[at], examples / self.speed[at], model_bytes / self.upload[at]
 
     def available(self, round: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """Those of the clients that can be reached in a round."""

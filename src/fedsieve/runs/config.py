@@ -180,6 +180,7 @@ class Config(BaseModel):
             ratio=self.ratio,
             per_round=self.per_round,
             byzantine=math.floor(self.hostile * self.per_round + 0.5) if self.byzantine is None else self.byzantine,
+            deadline=self.deadline,
         )
 
     @property

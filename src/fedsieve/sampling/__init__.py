@@ -4,6 +4,7 @@ from fedsieve.sampling.agnostic import AgnosticSampler
 from fedsieve.sampling.bandit import BanditSampler
 from fedsieve.sampling.base import Beliefs, ClientSampler, Feedback
 from fedsieve.sampling.cs_ucb import CSUCBQSampler, CSUCBSampler
+from fedsieve.sampling.fedcs import FedCSSampler
 from fedsieve.sampling.memory import Memory
 from fedsieve.sampling.oort import OortSampler
 from fedsieve.sampling.power_of_choice import PowerOfChoiceSampler
@@ -19,6 +20,7 @@ __all__ = [
     "CSUCBQSampler",
     "CSUCBSampler",
     "ClientSampler",
+    "FedCSSampler",
     "Feedback",
     "Memory",
     "OortSampler",
