@@ -8,11 +8,16 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
 
+import fedsieve as fs
+from fedsieve.engines import SequentialEngine
 from fedsieve.errors import InvalidSetting
+from fedsieve.runs import assemble
 from fedsieve.sampling import Feedback, PowerOfChoiceSampler
 from fedsieve.sampling.power_of_choice import Losses
 from fedsieve.sampling.weighted import drawn_by_weight
@@ -78,7 +83,8 @@ def test_asks_those_of_highest_loss_among_the_candidates(seed: int) -> None:
     shown: list[int] = []
     known: dict[int, float] = {}
 
-    def losses_of(candidates: NDArray[np.int64]) -> NDArray[np.float64]:
+    def losses_of(candidates: NDArray[np.int64], examples: int | None) -> NDArray[np.float64]:
+        assert examples is None
         shown[:] = candidates.tolist()
         return np.array([known.get(client, np.inf) for client in shown])
 
@@ -160,7 +166,7 @@ def test_losses_of_the_current_model_must_come_from_somewhere(losses: Losses) ->
 @pytest.mark.parametrize("wrong", [np.zeros(3), np.array([0.5, np.nan])])
 def test_wrong_local_losses_are_refused(wrong: NDArray[np.float64]) -> None:
     sampler = begun({1: 1, 2: 1}, losses="mini-batch")
-    sampler.local_losses = lambda candidates: wrong
+    sampler.local_losses = lambda candidates, examples: wrong
     with pytest.raises(InvalidSetting) as caught:
         sampler.sample(1, [1, 2], 1)
     assert caught.value.field == "local_losses"
@@ -173,3 +179,24 @@ def test_fewer_candidates_than_places_are_refused() -> None:
         PowerOfChoiceSampler(0)
     with pytest.raises(InvalidSetting, match=r"^losses: 'exakt' is not allowed; use 'exact' \(nearest\)"):
         PowerOfChoiceSampler(losses="exakt")  # type: ignore[arg-type]
+
+
+def test_a_run_asks_the_clients_for_the_losses_of_its_model() -> None:
+    settings = fs.Config(rounds=1, clients=10, algorithm="fedpdp", sampler="power-of-choice-exact")
+    federation, engine = assemble(settings)
+    assert isinstance(engine, SequentialEngine)
+    start = federation.model.clone()
+    by_hand = []
+    for client in range(10):
+        inputs, labels = engine._examples("train", engine.partition[client])
+        engine.layout.write(start, engine.module)
+        with torch.no_grad():
+            by_hand.append(float(cross_entropy(engine.module.eval()(inputs), labels)))
+    assert engine.local_losses(start, range(10), round=1) == pytest.approx(by_hand, rel=1e-5)
+    few = engine.local_losses(start, [4, 7], round=1, examples=5)
+    assert few[1] == engine.local_losses(start, [7], round=1, examples=5)[0]  # whoever else is asked
+    assert few[1] != engine.local_losses(start, [7], round=2, examples=5)[0] != by_hand[7]
+    sampler = federation.sampler
+    assert isinstance(sampler, PowerOfChoiceSampler)
+    sampler.candidates = 10  # then losses alone decide
+    assert federation.play(1).sampled == sorted(np.argsort(by_hand)[-4:].tolist())

@@ -84,6 +84,8 @@ SAMPLERS: dict[str, Part[ClientSampler]] = {
     "discounted-thompson": Part(lambda options: ThompsonSampler(memory=Memory(DISCOUNT)), "Raj & Kalyani 2017"),
     "window-thompson": Part(lambda options: ThompsonSampler(memory=Memory(window=WINDOW)), "Trovò et al. 2020"),
     "power-of-choice": Part(lambda options: PowerOfChoiceSampler(), "Cho et al. 2020"),
+    "power-of-choice-exact": Part(lambda options: PowerOfChoiceSampler(losses="exact"), "Cho et al. 2020"),
+    "power-of-choice-batch": Part(lambda options: PowerOfChoiceSampler(losses="mini-batch"), "Cho et al. 2020"),
     "oort": Part(lambda options: OortSampler(), "Lai et al. 2021", times=True),
     "fedcs": Part(_fedcs, "Nishio & Yonetani 2019", times=True),
     "cs-ucb": Part(lambda options: CSUCBSampler(), "Xia et al. 2020", times=True),

@@ -8,9 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, overload
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.averaging import Coefficients, combine
+from fedsieve.errors import InvalidSetting
 from fedsieve.vector import Layout
 
 
@@ -123,6 +126,12 @@ class Engine(Judge):
     @abstractmethod
     def train(self, model: Tensor, clients: Sequence[int], round: int) -> Sequence[Trained]:
         """Train each of the (different) clients, starting from `model` [size]; one update per client, in this order."""
+
+    def local_losses(
+        self, model: Tensor, clients: Sequence[int], round: int, examples: int | None = None
+    ) -> NDArray[np.float64]:
+        """The mean loss of `model` [size] on each client's training data, or on so many `examples` drawn from it."""
+        raise InvalidSetting("engine", type(self).__name__, "one that evaluates models on clients' data")
 
     def close(self) -> None:
         """Let go of processes and memory."""

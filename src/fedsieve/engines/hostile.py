@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.attacks import Attack, Sent
@@ -57,6 +59,12 @@ class HostileEngine(Engine):
     def combine(self, previous: Tensor, models: Sequence[Tensor], coefficients: Coefficients) -> Tensor:
         """As `engine`."""
         return self.engine.combine(previous, models, coefficients)
+
+    def local_losses(
+        self, model: Tensor, clients: Sequence[int], round: int, examples: int | None = None
+    ) -> NDArray[np.float64]:
+        """As `engine`: hostile clients tell the truth here, on the data that they have."""
+        return self.engine.local_losses(model, clients, round, examples)
 
     def close(self) -> None:
         """As `engine`."""

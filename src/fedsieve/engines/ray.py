@@ -220,6 +220,18 @@ class RayEngine(Engine):
         [(score, gradient)] = self._by_anyone([lambda actor: actor.score_and_gradient.remote(flat, chosen)])
         return score, _tensor(gradient)
 
+    def local_losses(
+        self, model: Tensor, clients: Sequence[int], round: int, examples: int | None = None
+    ) -> NDArray[np.float64]:
+        """Each actor takes some of the clients."""
+        flat, count = ray.put(model.numpy()), len(self._living())
+        shares = [list(clients[first::count]) for first in range(min(count, len(clients)))]
+        losses = np.empty(len(clients))
+        found = self._by_anyone([partial(_ask_for_losses, flat, share, round, examples) for share in shares])
+        for first, part in enumerate(found):
+            losses[first::count] = part
+        return losses
+
     def close(self) -> None:
         """End the actors."""
         for actor in self._actors:
@@ -446,6 +458,10 @@ def _elsewhere(models: Sequence[Tensor]) -> list[int]:
 
 def _ask_for_logits(model: Any, data: str, share: int, shares: int, actor: Any) -> Any:
     return actor.logits_of.remote(model, data, share, shares)
+
+
+def _ask_for_losses(model: Any, clients: list[int], round: int, examples: int | None, actor: Any) -> Any:
+    return actor.local_losses.remote(model, clients, round, examples)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

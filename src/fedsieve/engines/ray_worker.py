@@ -113,6 +113,12 @@ class RayWorker:
         score, gradient = self.engine.score_and_gradient(self._tensor(model), chosen)
         return score, _array(gradient)
 
+    def local_losses(
+        self, model: NDArray[Any], clients: Sequence[int], round: int, examples: int | None
+    ) -> NDArray[np.float64]:
+        """The mean loss of a model [size] on each client's training data, or on some of it."""
+        return self.engine.local_losses(self._tensor(model), clients, round, examples)
+
     def _tensor(self, model: NDArray[Any]) -> Tensor:
         return torch.from_numpy(model.copy()).to(self.engine.device)  # what Ray hands out can't be written to
 

@@ -19,7 +19,7 @@ from fedsieve.clients import LocalTraining, Trainer, channels_last, gains_from_c
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Engine, Update
 from fedsieve.engines.precision import Precision, arithmetic
-from fedsieve.randomness import torch_draws
+from fedsieve.randomness import generator, torch_draws
 from fedsieve.vector import Layout, Vectors
 
 
@@ -137,6 +137,26 @@ class SequentialEngine(Engine):
         assert gradient is not None
         gradient[self.layout.parameters :] = 0
         return score, gradient
+
+    def local_losses(
+        self, model: Tensor, clients: Sequence[int], round: int, examples: int | None = None
+    ) -> NDArray[np.float64]:
+        """Forward passes over each client's data, one client after the other; nothing is augmented."""
+        self.module.eval()
+        losses = []
+        with torch.no_grad(), single_thread(), self._arithmetic():
+            self.layout.write(model, self.module)
+            for client in clients:
+                places = np.sort(self.partition[client])
+                if examples is not None and examples < len(places):
+                    random = generator(self.seed, "examples of a loss", round, client)
+                    places = np.sort(random.choice(places, examples, replace=False))
+                total = 0.0
+                for start in range(0, len(places), self.evaluation_batch):
+                    inputs, labels = self._examples("train", places[start : start + self.evaluation_batch])
+                    total += float(cross_entropy(self.module(inputs).float(), labels, reduction="sum"))
+                losses.append(total / len(places))
+        return np.array(losses)
 
     def places(self, data: Literal["validation", "test"]) -> NDArray[np.int64]:
         """Where the examples of one of the server's data sets lie in the test or training data."""

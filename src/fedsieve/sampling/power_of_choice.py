@@ -22,7 +22,8 @@ class PowerOfChoiceSampler(WeightedSampler):
 
     `losses="last"` (π_rpow-d) takes the mean training loss of the round in which a client was last asked; a client
     never asked comes first, and one that was asked but has never answered comes last. `"exact"` (π_pow-d) and
-    `"mini-batch"` (π_cpow-d) call `local_losses` for the candidates, which whoever runs the federation sets. Ties are
+    `"mini-batch"` (π_cpow-d, of `mini_batch` examples) call `local_losses` for the candidates, which whoever runs the
+    federation sets. Ties are
     broken at random.
     `candidates` is d; by default twice as many as are asked. With d as large as the population only losses decide.
     """
@@ -30,10 +31,12 @@ class PowerOfChoiceSampler(WeightedSampler):
     notation = "highest loss among d drawn by p_k, without replacement"
     uses_prior_knowledge = True
 
-    local_losses: Callable[[NDArray[np.int64]], NDArray[np.float64]] | None = None
-    """The current model's loss on the data of each of some clients, or on a mini-batch of it: ids [d] -> [d]."""
+    local_losses: Callable[[NDArray[np.int64], int | None], NDArray[np.float64]] | None = None
+    """The current model's loss on the data of each of some clients, or on so many examples of it: ids [d] -> [d]."""
 
-    def __init__(self, candidates: int | None = None, losses: Losses = "last", seed: int = 0) -> None:
+    def __init__(
+        self, candidates: int | None = None, losses: Losses = "last", seed: int = 0, mini_batch: int = 64
+    ) -> None:
         super().__init__(seed)
         if candidates is not None and candidates < 1:
             raise InvalidSetting("candidates", candidates, "1 or more")
@@ -41,6 +44,7 @@ class PowerOfChoiceSampler(WeightedSampler):
             raise unknown_name("losses", losses, get_args(Losses))
         self.candidates = candidates
         self.losses = losses
+        self.mini_batch = mini_batch
         self._last = Ledger("loss")
 
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
@@ -84,7 +88,9 @@ class PowerOfChoiceSampler(WeightedSampler):
     def _losses_of(self, candidates: Ids) -> NDArray[np.float64]:
         if self.losses == "last" or self.local_losses is None:
             return self._last.read("loss", candidates, np.inf)
-        losses = np.asarray(self.local_losses(candidates), dtype=np.float64)
+        losses = np.asarray(
+            self.local_losses(candidates, self.mini_batch if self.losses == "mini-batch" else None), dtype=np.float64
+        )
         if losses.shape != candidates.shape:
             raise InvalidSetting("local_losses", losses.shape, f"one loss for each of {candidates.size} candidates")
         if np.isnan(losses).any():
