@@ -111,6 +111,30 @@ def soon(what: Callable[[], object], seconds: float) -> threading.Timer:
     return timer
 
 
+# First, while no other cluster opens ports.
+def test_a_cluster_started_here_listens_on_this_machine_alone() -> None:
+    script = (
+        "import time\n"
+        "from pathlib import Path\n"
+        "from fedsieve.engines.ray import connect\n"
+        "def listening():\n"
+        "    files = [Path('/proc/net', name).read_text().splitlines()[1:] for name in ('tcp', 'tcp6')]\n"
+        "    lines = [line.split() for file in files for line in file]\n"
+        "    return {line[1] for line in lines if line[3] == '0A'}\n"
+        "before = listening()\n"
+        "connect(None)\n"
+        "time.sleep(1)\n"
+        "print(*sorted(listening() - before))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ | {"RAY_ADDRESS": ""}
+    )
+    found = done.stdout.split()
+    assert len(found) >= 3
+    loopback = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")
+    assert [address for address in found if not address.startswith(loopback)] == []
+
+
 @pytest.mark.parametrize("actors", [None, 1, 2])
 @pytest.mark.parametrize(
     "settings",
@@ -397,29 +421,6 @@ def test_a_killed_driver_leaves_a_run_to_go_on_with(tmp_path: Path, typed: Typed
     assert status == 0 and "12 rounds" in printed
     undisturbed = fs.run(fs.Config(rounds=12, clients=10, seed=3))
     assert told(fs.runs.load(tmp_path / "run")) == told(undisturbed)
-
-
-def test_a_cluster_started_here_listens_on_this_machine_alone() -> None:
-    script = (
-        "import time\n"
-        "from pathlib import Path\n"
-        "from fedsieve.engines.ray import connect\n"
-        "def listening():\n"
-        "    files = [Path('/proc/net', name).read_text().splitlines()[1:] for name in ('tcp', 'tcp6')]\n"
-        "    lines = [line.split() for file in files for line in file]\n"
-        "    return {line[1] for line in lines if line[3] == '0A'}\n"
-        "before = listening()\n"
-        "connect(None)\n"
-        "time.sleep(1)\n"
-        "print(*sorted(listening() - before))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ | {"RAY_ADDRESS": ""}
-    )
-    found = done.stdout.split()
-    assert len(found) >= 3
-    loopback = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")
-    assert [address for address in found if not address.startswith(loopback)] == []
 
 
 def test_without_ray_one_line_says_how_to_get_it(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
