@@ -24,7 +24,6 @@ from fedsieve.attacks import (
     Noise,
     Scaled,
     Sent,
-    find,
     hostile_clients,
 )
 from fedsieve.data import Dataset
@@ -199,8 +198,7 @@ def test_bad_input_is_one_line(typed: Typed) -> None:
     assert status == 2 and "hostile: 1.5 is not allowed; use a number of at least 0 and at most 1" in said
 
 
-def test_attacks_are_found_by_name() -> None:
+def test_attacks_by_name() -> None:
     kinds = [LabelFlip, Backdoor, Scaled, Scaled, Noise, ALittleIsEnough, InnerProduct, FreeRider, NaNSender]
-    assert [type(find(name)) for name in ATTACKS] == kinds
-    with pytest.raises(InvalidSetting, match="attack: 'nobody'"):
-        find("nobody")
+    assert [type(make()) for make in ATTACKS.values()] == kinds
+    assert ATTACKS["sign-flip"]() == Scaled(-1.0) and ATTACKS["scaled"]() == Scaled(10.0)

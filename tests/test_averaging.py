@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsieve.averaging import Coefficients, Kept, Scheme, combine, fedavg, fedpdp, mean
+from fedsieve.averaging import Coefficients, Kept, Scheme, add_up, combine, fedavg, fedpdp, mean, rounded, share_of
 
 # Four clients with p = 0.1, 0.2, 0.3, 0.4. The global model is 10, theirs are 1, 2, 3, 4.
 P = np.array([0.1, 0.2, 0.3, 0.4])
@@ -172,3 +172,17 @@ def test_a_broken_previous_model_with_no_share_does_no_harm() -> None:
 def test_one_coefficient_per_model_or_none_is_combined() -> None:
     with pytest.raises(ValueError, match="shorter"):
         combine(torch.zeros(1), [torch.ones(1), torch.ones(1)], Coefficients(0.0, np.array([1.0])))
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 12))
+def test_a_sum_is_the_same_in_any_order(seed: int, count: int) -> None:
+    """Weights a few steps of single precision apart: their sums often lie halfway between two numbers."""
+    random = np.random.default_rng(seed)
+    start = torch.from_numpy(random.normal(size=500).astype(np.float32))
+    steps = torch.from_numpy(random.integers(-9, 10, size=(count, 500)).astype(np.int32))
+    models = (start.view(torch.int32) + steps).view(torch.float32)
+    shares, order = np.full(count, 1 / count), random.permutation(count)
+    whole = combine(start, list(models), Coefficients(0.0, shares))
+    assert torch.equal(whole, combine(start, [models[place] for place in order], Coefficients(0.0, shares[order])))
+    parts = [add_up(share_of(start, 0.0), models[chosen], shares[chosen]) for chosen in (order[:1], order[1:])]
+    assert torch.equal(whole, rounded(parts[1] + parts[0], torch.float32))

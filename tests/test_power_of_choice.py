@@ -83,7 +83,7 @@ def test_asks_those_of_highest_loss_among_the_candidates(seed: int) -> None:
     shown: list[int] = []
     known: dict[int, float] = {}
 
-    def losses_of(candidates: NDArray[np.int64], examples: int | None) -> NDArray[np.float64]:
+    def losses_of(round: int, candidates: NDArray[np.int64], examples: int | None) -> NDArray[np.float64]:
         assert examples is None
         shown[:] = candidates.tolist()
         return np.array([known.get(client, np.inf) for client in shown])
@@ -166,7 +166,7 @@ def test_losses_of_the_current_model_must_come_from_somewhere(losses: Losses) ->
 @pytest.mark.parametrize("wrong", [np.zeros(3), np.array([0.5, np.nan])])
 def test_wrong_local_losses_are_refused(wrong: NDArray[np.float64]) -> None:
     sampler = begun({1: 1, 2: 1}, losses="mini-batch")
-    sampler.local_losses = lambda candidates, examples: wrong
+    sampler.local_losses = lambda round, candidates, examples: wrong
     with pytest.raises(InvalidSetting) as caught:
         sampler.sample(1, [1, 2], 1)
     assert caught.value.field == "local_losses"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.data import Dataset
-from fedsieve.errors import InvalidSetting, unknown_name
+from fedsieve.errors import InvalidSetting
 from fedsieve.randomness import generator, keys
 
 
@@ -203,13 +203,6 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "free-rider": FreeRider,
     "nan": NaNSender,
 }
-
-
-def find(name: str) -> Attack:
-    """An attack by its name."""
-    if name not in ATTACKS:
-        raise unknown_name("attack", name, ATTACKS)
-    return ATTACKS[name]()
 
 
 def hostile_clients(seed: int, clients: NDArray[np.int64], share: float) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from fedsieve.averaging import Coefficients, Scheme
 from fedsieve.engines import Engine, Update
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import ModelFilter, Selection
-from fedsieve.sampling import Beliefs, ClientSampler, FedCSSampler, Feedback, PowerOfChoiceSampler
+from fedsieve.sampling import Beliefs, ClientSampler, Feedback
 from fedsieve.sieve import Population, Sieve
 from fedsieve.stopwatch import Stopwatch
 from fedsieve.system import SystemModel
@@ -83,16 +83,13 @@ class Federation:
         self.model = engine.initial_model()
         self.stopwatch = Stopwatch(self.model.device)
         sampler.begin(seed, self.clients, self.weights)
-        self._round = 0
-        if isinstance(sampler, FedCSSampler) and system is not None:
+        sampler.local_losses = self._local_losses
+        if system is not None:
             sampler.device_times = lambda chosen: system.parts(chosen, self._examples_of(chosen), self._model_bytes)
-        if isinstance(sampler, PowerOfChoiceSampler):
-            sampler.local_losses = self._local_losses
 
     def play(self, round: int) -> Round:
         """One round of Algorithm 1 (rounds count from 1); afterwards `model` is the new global model."""
         began = time.perf_counter()
-        self._round = round
         self.stopwatch.next_round()
         phase = self.stopwatch.phase
         with phase("sample"):
@@ -157,9 +154,9 @@ class Federation:
         waited = longest if self.deadline is None else min(longest, self.deadline)
         return {"seconds": waited, "bytes": self._model_bytes * (len(seconds) + answered)}
 
-    def _local_losses(self, clients: NDArray[np.int64], examples: int | None) -> NDArray[np.float64]:
+    def _local_losses(self, round: int, clients: NDArray[np.int64], examples: int | None) -> NDArray[np.float64]:
         """Of the model that this round begins with."""
-        return self.engine.local_losses(self.model, clients.tolist(), self._round, examples)
+        return self.engine.local_losses(self.model, clients.tolist(), round, examples)
 
     def _examples_of(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         examples: NDArray[np.int64] = self.examples[np.searchsorted(self.clients, clients)]

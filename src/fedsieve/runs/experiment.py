@@ -186,7 +186,7 @@ def assemble(
     if config.augment and len(dataset.input_shape) != 3:
         raise InvalidSetting("augment", True, f"false for inputs {dataset.input_shape}, which are no images")
     settings = config.local_training(algorithm.objective(options))
-    attack = None if config.attack == "none" else attacks.find(config.attack)
+    attack = None if config.attack == "none" else attacks.ATTACKS[config.attack]()
     hostile = attacks.hostile_clients(config.seed, clients, config.hostile)
     seen = dataset if attack is None else _attacked(attack, dataset, partition, hostile, config.seed)
     engine = _engine(config, device, build, seen, partition, validation, settings)

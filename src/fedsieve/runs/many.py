@@ -41,6 +41,8 @@ def run_many(
     """
     if not runs:
         return {}
+    if at_once is not None and not 1 <= at_once <= RUNS_AT_ONCE:
+        raise InvalidSetting("at_once", at_once, f"1 to {RUNS_AT_ONCE}")
     if next(iter(runs.values())).engine == "ray":
         find_ray()
         from fedsieve.runs.cluster import run_on_cluster
@@ -50,8 +52,6 @@ def run_many(
     device = find_device(next(iter(runs.values())).device)
     if at_once is None:
         at_once = 2 if device.type == "cuda" else 1
-    if not 1 <= at_once <= RUNS_AT_ONCE:
-        raise InvalidSetting("at_once", at_once, f"1 to {RUNS_AT_ONCE}")
     _check_begun(runs)
     stop = Stop()
     shared = [stop, *(OneAtATime(callback) for callback in callbacks)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -60,6 +60,15 @@ class ClientSampler(ABC):
     """Whether it learns from the rounds before."""
 
     seed: int = 0
+
+    local_losses: Callable[[int, Ids, int | None], NDArray[np.float64]] | None = None
+    """In a round, the current model's loss on the data of clients, or on so many examples of it: ids [k] -> [k].
+
+    Whoever runs the federation sets it, where clients can be asked for that.
+    """
+
+    device_times: Callable[[Ids], tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]] | None = None
+    """Seconds for download, training and upload of clients: ids [k] -> [k] each. Set where there is a system model."""
 
     def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
         """Take the run's seed and the weights p_k (`weights` [n] of `clients` [n]), before the first round."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -20,14 +18,11 @@ class FedCSSampler(UniformSampler):
     The paper's clients get the model together, train side by side, and send one after the other: the time of a set is
     its slowest download, plus Θ, which a client x moves to Θ + upload_x + max(0, train_x - Θ). A round of ours lets
     them send side by side, so what fits by this rule does so with time to spare. If not even one fits, the quickest
-    candidate is asked. `device_times`, which whoever runs the federation sets, gives download, training and upload
-    seconds [k] each of clients [k].
+    candidate is asked.
     """
 
     notation = "as many as fit the deadline, of some drawn uniformly"
     uses_prior_knowledge = True
-
-    device_times: Callable[[Ids], tuple[Seconds, Seconds, Seconds]] | None = None
 
     def __init__(self, deadline: float, seed: int = 0) -> None:
         super().__init__(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,9 +31,6 @@ class PowerOfChoiceSampler(WeightedSampler):
     notation = "highest loss among d drawn by p_k, without replacement"
     uses_prior_knowledge = True
 
-    local_losses: Callable[[NDArray[np.int64], int | None], NDArray[np.float64]] | None = None
-    """The current model's loss on the data of each of some clients, or on so many examples of it: ids [d] -> [d]."""
-
     def __init__(
         self, candidates: int | None = None, losses: Losses = "last", seed: int = 0, mini_batch: int = 64
     ) -> None:
@@ -60,7 +57,7 @@ class PowerOfChoiceSampler(WeightedSampler):
         drawn = drawn_by_weight(self.seed, "power of choice", round, ids, self._weights_of(ids), size)
         candidates = ids[drawn]
         ties = keys(self.seed, "power of choice ties", round, candidates)
-        by_loss = np.lexsort((ties, self._losses_of(candidates)))
+        by_loss = np.lexsort((ties, self._losses_of(round, candidates)))
         return np.sort(candidates[by_loss[size - count :]])
 
     def observe(self, feedback: Feedback) -> None:
@@ -85,11 +82,12 @@ class PowerOfChoiceSampler(WeightedSampler):
         losses = [-np.inf if loss is None else loss for loss in state["loss"]]
         self._last.load_state_dict({"clients": state["clients"], "loss": losses})
 
-    def _losses_of(self, candidates: Ids) -> NDArray[np.float64]:
+    def _losses_of(self, round: int, candidates: Ids) -> NDArray[np.float64]:
         if self.losses == "last" or self.local_losses is None:
             return self._last.read("loss", candidates, np.inf)
         losses = np.asarray(
-            self.local_losses(candidates, self.mini_batch if self.losses == "mini-batch" else None), dtype=np.float64
+            self.local_losses(round, candidates, self.mini_batch if self.losses == "mini-batch" else None),
+            dtype=np.float64,
         )
         if losses.shape != candidates.shape:
             raise InvalidSetting("local_losses", losses.shape, f"one loss for each of {candidates.size} candidates")
