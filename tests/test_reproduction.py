@@ -15,14 +15,14 @@ from scipy import stats
 
 import fedsieve as fs
 from fedsieve.errors import InvalidSetting
-from fedsieve.reproduction import Reproduction, Study, find_targets, grid, published, tables, write_up
+from fedsieve.reproduction import PAPER, Reproduction, Study, find_plan, paper, published, tables, write_up
 from fedsieve.reproduction.claims import CLAIMS, Claim, Interval, judge
-from fedsieve.reproduction.grid import SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, TARGETS, Cell, jobs
+from fedsieve.reproduction.paper import SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
 from fedsieve.reproduction.pictures import per_class
 from fedsieve.reproduction.results import Results
 from fedsieve.runs import History, write_record
 
-STUDY = Study.of(quick=True, rounds=4, dataset=None, device="cpu")
+STUDY = PAPER.study(quick=True, rounds=4, dataset=None, device="cpu")
 CELLS = [*TABLE_4, SERVER_ONLY]
 
 
@@ -79,24 +79,24 @@ def test_every_cell_of_a_table_has_the_papers_number() -> None:
 
 
 def test_tables_and_figures_share_their_runs() -> None:
-    everything = jobs(find_targets(["all"]), None)
+    everything = PAPER.jobs(PAPER.find(["all"]), None)
     assert len(everything) == len(set(everything))
     once = {cell for cell, _ in everything}
     # 22 of Table 4, 15 that Table 2 adds, the baseline, three that Figure 6 and four that Figure 5 add
     assert len(once) == 22 + 15 + 1 + 3 + 4
     assert len(everything) == 22 * 3 + 15 * 2 + 3 + 3 + 4
-    assert set(jobs(["table3"], 2)) | set(jobs(["table5"], 2)) == set(jobs(["table4"], 2))
+    assert set(PAPER.jobs(["table3"], 2)) | set(PAPER.jobs(["table5"], 2)) == set(PAPER.jobs(["table4"], 2))
     seeds = [seed for _, seed in everything]
     assert seeds == sorted(seeds)  # a whole table with one seed before the next seed
 
 
 def test_a_cell_is_run_as_the_paper_says() -> None:
-    study = Study.of(quick=False, rounds=None, dataset=None, device="cpu")
+    study = PAPER.study(quick=False, rounds=None, dataset=None, device="cpu")
     config = Cell("fedca", "client", 5.0, 0.6, "cross-entropy").config(study, 7)
     assert (config.dataset, config.rounds, config.clients, config.local_epochs) == ("cifar10", 100, 20, 5)
     assert (config.heterogeneity, config.alpha, config.ratio, config.score) == ("client", 5.0, 0.6, "cross-entropy")
     assert (config.validation_per_class, config.momentum, config.augment, config.seed) == (500, 0.9, True, 7)
-    assert config.model == grid.SETTLED["model"] and config.lr == grid.SETTLED["lr"]
+    assert config.model == paper.SETTLED["model"] and config.lr == paper.SETTLED["lr"]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_cell_is_run_as_the_paper_says() -> None:
 )
 def test_a_wrong_target_is_named(names: list[str], seeds: int | None, said: str) -> None:
     with pytest.raises(InvalidSetting, match=said):
-        jobs(find_targets(names), seeds)
+        find_plan(names).jobs(names, seeds)
 
 
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=9).filter(lambda values: np.std(values) > 1e-3))
@@ -177,7 +177,7 @@ def test_rounds_are_counted_to_fedavgs_mean_final_accuracy() -> None:
 
 
 def test_every_claim_is_about_runs_that_are_made() -> None:
-    made = {cell for cell, _ in jobs(["claims"], 1)}
+    made = {cell for cell, _ in PAPER.jobs(["claims"], 1)}
     for claim in CLAIMS:
         assert {cell for pair in claim.pairs for cell in pair} <= made
         assert len(set(claim.pairs)) == len(claim.pairs)
@@ -196,7 +196,7 @@ def test_a_table_has_the_papers_number_beside_ours() -> None:
 
 def test_runs_of_another_setting_are_never_put_together(caplog: pytest.LogCaptureFixture) -> None:
     cell = TABLE_4[0]
-    longer = Study.of(quick=True, rounds=5, dataset=None, device="cpu")
+    longer = PAPER.study(quick=True, rounds=5, dataset=None, device="cpu")
     with caplog.at_level(logging.INFO, "fedsieve"):
         found = results(made_up(cell, 0, 50), made_up(cell, 1, 90, study=longer), made_up(cell, 0, 70))
     assert found.final(cell) == {0: 50.0}
@@ -214,7 +214,7 @@ def test_the_map_of_figure_5_has_every_client_it_knows() -> None:
 
 
 def test_what_is_finished_is_not_run_again_and_others_seeds_count(tmp_path: Path) -> None:
-    reproduction = Reproduction(STUDY, ["table3"], 2, tmp_path)
+    reproduction = Reproduction(PAPER, STUDY, ["table3"], 2, tmp_path)
     assert len(reproduction.missing()) == 24
     theirs = [made_up(TABLE_3[0], 0, 50), made_up(TABLE_3[0], 9, 60)]
     for history in theirs:
@@ -236,8 +236,8 @@ class Interrupted(fs.Callback):
 
 
 def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
-    study = Study.of(quick=True, rounds=2, dataset=None, device="cpu")
-    twice = [Reproduction(study, ["figure5"], None, tmp_path / name) for name in ("whole", "broken")]
+    study = PAPER.study(quick=True, rounds=2, dataset=None, device="cpu")
+    twice = [Reproduction(PAPER, study, ["figure5"], None, tmp_path / name) for name in ("whole", "broken")]
     twice[0].run()
     with pytest.raises(KeyboardInterrupt):
         twice[1].run([Interrupted()])
@@ -293,12 +293,12 @@ def test_a_report_of_nothing_says_so(typed: Typed, tmp_path: Path) -> None:
 def test_what_came_out_is_written_up(tmp_path: Path) -> None:
     for cell in CELLS:
         write_record(made_up(cell, 0, 50), tmp_path / "records")
-    outcome = write_up(Reproduction(STUDY, ["table4", "claims"], 1, tmp_path))
+    outcome = write_up(Reproduction(PAPER, STUDY, ["table4", "claims"], 1, tmp_path))
     assert [path.name for path in outcome.files] == ["results.md", "report.html"]
 
 
 def test_records_of_a_gpu_are_reported_on_any_machine(typed: Typed, tmp_path: Path) -> None:
-    study = Study.of(quick=False, rounds=4, dataset="digits", device="cpu", precision="bf16")
+    study = PAPER.study(quick=False, rounds=4, dataset="digits", device="cpu", precision="bf16")
     write_record(made_up(TABLE_4[0], 0, 61.5, study=study), tmp_path / "paper" / "records")
     words = ["reproduce", "table4", "--dataset", "digits", "--rounds", "4", "--report-only", "--out", "paper"]
     assert " 61.5 " in typed(*words)[1]
@@ -306,5 +306,9 @@ def test_records_of_a_gpu_are_reported_on_any_machine(typed: Typed, tmp_path: Pa
 
 
 def test_there_is_a_target_for_each_table_and_figure_with_data() -> None:
-    assert set(TARGETS) == {"claims", *(f"table{n}" for n in (2, 3, 4, 5)), *(f"figure{n}" for n in (1, 2, 3, 5, 6))}
-    assert find_targets(["figure2", "figure2"]) == ["figure2"]
+    assert set(PAPER.targets) == {
+        "claims",
+        *(f"table{n}" for n in (2, 3, 4, 5)),
+        *(f"figure{n}" for n in (1, 2, 3, 5, 6)),
+    }
+    assert PAPER.find(["figure2", "figure2"]) == ["figure2"]

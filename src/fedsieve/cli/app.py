@@ -199,15 +199,20 @@ def report_command(
 def reproduce_command(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="TARGET...", help="table2 to table5, figure1, 2, 3, 5 or 6, claims, or all"),
+        typer.Argument(
+            metavar="TARGET...", help="table2 to table5, figure1, 2, 3, 5 or 6, claims, or all; or field; or attacks"
+        ),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="on bundled data, in minutes on a laptop: the shape, not the numbers")
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="seeds of every run (default: 3; table2 2, figure5 and figure6 1)")
+        int | None,
+        typer.Option(help="seeds of every run (default: 3; table2 2, figure5 and 6 1; field, attacks with --quick 1)"),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="rounds of every run (default: 100; with --quick 20)")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="rounds of every run (default: 100, attacks 50; with --quick 20, 10)")
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="the data set (default: cifar10; with --quick digits)")] = None,
     data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
@@ -228,19 +233,23 @@ def reproduce_command(
         bool, typer.Option("--report-only", help="run nothing: tables and figures from the records that are there")
     ] = False,
 ) -> None:
-    """Reproduce the paper's tables and figures, its numbers beside ours.
+    """Reproduce the paper's tables and figures, its numbers beside ours; or compare FedCM with the field.
 
-    Begin with `fedsieve reproduce all --quick`. Runs that tables share are made once; each finished run is one small
-    JSON file in DIR/records. What is there is not run again, whoever made it: put records of other machines or seeds
-    there and they count. Interrupted, the same command goes on.
+    Begin with `fedsieve reproduce all --quick`. `field` compares all ways to choose clients, with and without the
+    combinatorial filter; `attacks` all defences under all attacks.
+
+    Runs that tables share are made once; each finished run is one small JSON file in DIR/records. What is there is not
+    run again, whoever made it: put records of other machines or seeds there and they count. Interrupted, the same
+    command goes on.
     """
-    from fedsieve.reproduction import Reproduction, Study, find_targets, write_up
+    from fedsieve.reproduction import Reproduction, find_plan, write_up
 
-    names = find_targets(targets)
+    plan = find_plan(targets)
     usual = "bf16" if _on_gpu(engine, device, address) or (report_only and not quick) else "fp32"
     more = {"engine": engine, "address": address, "data_dir": data_dir, "precision": precision or usual}
-    study = Study.of(quick, rounds, dataset, device, **more)
-    reproduction = Reproduction(study, names, seeds, out or Path("runs/paper-quick" if quick else "runs/paper"))
+    study = plan.study(quick, rounds, dataset, device, **more)
+    folder = out or Path(f"runs/{plan.name}-quick" if quick else f"runs/{plan.name}")
+    reproduction = Reproduction(plan, study, targets, plan.quick_seeds if quick and seeds is None else seeds, folder)
     if not report_only:
         missing = reproduction.missing()
         if engine == "ray":

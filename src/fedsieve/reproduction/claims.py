@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from fedsieve.reproduction.grid import HETEROGENEITIES, SCORES, SERVER_ONLY, Cell
+from fedsieve.reproduction.paper import HETEROGENEITIES, SCORES, SERVER_ONLY, Cell
 from fedsieve.reproduction.results import Results
 
 CONFIDENCE = 0.95

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedsieve import data
 from fedsieve.report import figures
-from fedsieve.reproduction.grid import FIGURE_3, FIGURE_5, FIGURE_6, HETEROGENEITIES, SCORES, TABLE_3, Cell
+from fedsieve.reproduction.paper import FIGURE_3, FIGURE_5, FIGURE_6, HETEROGENEITIES, SCORES, TABLE_3, Cell
 from fedsieve.reproduction.results import Results
 from fedsieve.runs import Config, History
 from fedsieve.runs.experiment import split_data
@@ -28,7 +28,7 @@ def figure1(results: Results) -> Figure | None:
         for where in HETEROGENEITIES
         for alpha in (0.1, 1.0, 5.0)
     }
-    return figures.data_per_client(panels, f"Examples per client and class, {results.title}")
+    return figures.data_per_client(panels, f"Examples per client and class, {results.study.on}")
 
 
 def figure2(results: Results) -> Figure | None:
@@ -47,7 +47,7 @@ def figure5(results: Results) -> Figure | None:
     for cell in FIGURE_5:
         for history in results.of(cell)[:1]:
             panels[f"{cell.heterogeneity}, α = {cell.alpha:g}, E = {cell.local_epochs}"] = per_class(history)
-    title = f"FedPdp: accuracy per class of each client's model half-way, {results.title}"
+    title = f"FedPdp: accuracy per class of each client's model half-way, {results.study.on}"
     return figures.class_accuracy(panels, title=title) if panels else None
 
 
@@ -63,16 +63,7 @@ def figure6(results: Results) -> Figure | None:
     }
     if not any(panels.values()):
         return None
-    return figures.accuracy_panels(panels, title=f"FedPdp by α, {results.title}", colours=BY_ALPHA)
-
-
-FIGURES: dict[str, Callable[[Results], Figure | None]] = {
-    "figure1": figure1,
-    "figure2": figure2,
-    "figure3": figure3,
-    "figure5": figure5,
-    "figure6": figure6,
-}
+    return figures.accuracy_panels(panels, title=f"FedPdp by α, {results.study.on}", colours=BY_ALPHA)
 
 
 def class_counts(config: Config) -> NDArray[np.int64]:
@@ -106,4 +97,4 @@ def _curves(results: Results, cells: Iterable[Cell], title: str) -> Figure | Non
     }
     if not any(panels.values()):
         return None
-    return figures.accuracy_panels(panels, title=f"{title}, {results.title}")
+    return figures.accuracy_panels(panels, title=f"{title}, {results.study.on}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsieve.reproduction.grid import Cell
+from fedsieve.reproduction.paper import Cell
 
 CLIENT = {
     "fedavg": (63.97, 0.90),

@@ -11,11 +11,10 @@ from typing import Any
 
 from fedsieve.report import style
 from fedsieve.report.page import write_page
-from fedsieve.reproduction.grid import TARGETS, Cell, Study, jobs
-from fedsieve.reproduction.pictures import FIGURES
 from fedsieve.reproduction.results import Results
-from fedsieve.reproduction.tables import TABLES, Table
-from fedsieve.runs import Callback, Config, History, find_runs, run_many, write_record
+from fedsieve.reproduction.study import Plan, Study
+from fedsieve.reproduction.tables import Table
+from fedsieve.runs import Callback, Config, History, find_runs, record_name, run_many, write_record
 from fedsieve.runs.config import PLACE
 
 FORMATS = ("png", "svg", "pdf")
@@ -24,28 +23,27 @@ log = logging.getLogger("fedsieve")
 
 
 class Reproduction:
-    """Targets of a study in a folder: `records` of what is finished, `runs` that are under way, and what came out."""
+    """Targets of a plan in a folder: `records` of what is finished, `runs` that are under way, and what came out."""
 
-    def __init__(self, study: Study, targets: Sequence[str], seeds: int | None, out: Path) -> None:
-        self.study, self.targets, self.out = study, list(targets), out
-        self.jobs = jobs(self.targets, seeds)
+    def __init__(self, plan: Plan, study: Study, targets: Sequence[str], seeds: int | None, out: Path) -> None:
+        self.plan, self.study, self.out = plan, study, out
+        self.targets = plan.find(targets)
+        self.jobs = plan.jobs(self.targets, seeds)
         self.records = out / "records"
 
     def results(self) -> Results:
         """What is finished, of any seed."""
-        asked = {cell for name in self.targets for cell in TARGETS[name].cells}
-        every = (cell for target in (TARGETS["table4"], *TARGETS.values()) for cell in target.cells)
+        asked = {cell for name in self.targets for cell in self.plan.targets[name].cells}
+        targets = sorted(self.plan.targets.values(), key=lambda target: -len(target.cells))  # Table 4's order first
+        every = (cell for target in targets for cell in target.cells)
         cells = [cell for cell in dict.fromkeys(every) if cell in asked]
         return Results(self.study, cells, find_runs([self.records]) if self.records.is_dir() else [])
 
     def missing(self) -> dict[Path, Config]:
         """The runs still to be made, by the folder they are made in."""
         finished = self.results().runs
-        return {
-            self._folder(cell, seed): cell.config(self.study, seed)
-            for cell, seed in self.jobs
-            if seed not in finished[cell]
-        }
+        configs = [cell.config(self.study, seed) for cell, seed in self.jobs if seed not in finished[cell]]
+        return {self.out / "runs" / record_name(config): config for config in configs}
 
     def run(
         self,
@@ -60,12 +58,6 @@ class Reproduction:
         write_record(history, self.records)
         shutil.rmtree(folder)  # its checkpoints are large, and all else is in the record
 
-    def _folder(self, cell: Cell, seed: int) -> Path:
-        settings = self.study.settings
-        setting = f"{settings['dataset']}-{settings['rounds']}-{cell.heterogeneity}-{cell.alpha:g}-{cell.ratio:g}"
-        what = f"{cell.algorithm}-{cell.score or 'all'}-{cell.local_epochs}"
-        return self.out / "runs" / f"{setting}-{what}-seed-{seed}"
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -77,25 +69,28 @@ class Outcome:
 
 def write_up(reproduction: Reproduction) -> Outcome:
     """Tables as Markdown, figures as PNG, SVG and PDF, and the interactive page."""
-    results, out = reproduction.results(), reproduction.out
-    tables = [TABLES[name](results) for name in reproduction.targets if name in TABLES]
+    results, out, plan = reproduction.results(), reproduction.out, reproduction.plan
+    tables = [make(results) for name in reproduction.targets for make in plan.targets[name].tables]
     files = []
     pictures = []
-    for name in (name for name in reproduction.targets if name in FIGURES):
-        figure = FIGURES[name](results)
+    for name in reproduction.targets:
+        target = plan.targets[name]
+        if target.figure is None:
+            continue
+        figure = target.figure(results)
         if figure is None:
-            log.info("%s: no runs yet", TARGETS[name].title)
+            log.info("%s: no runs yet", target.title)
             continue
         paths = [style.save(figure, out / "figures" / f"{name}.{ending}") for ending in FORMATS]
         files.append(paths[0])
-        pictures.append(f"### {TARGETS[name].title}\n\n![{TARGETS[name].title}](figures/{name}.png)\n")
-    text = [f"# The paper's tables and figures on {results.title}\n", _what_was_run(results)]
+        pictures.append(f"### {target.title}\n\n![{target.title}](figures/{name}.png)\n")
+    text = [f"# {plan.title} on {results.study.on}\n", _what_was_run(results)]
     summary = out / "results.md"
     summary.parent.mkdir(parents=True, exist_ok=True)
     summary.write_text("\n".join([*text, *(table.markdown() for table in tables), *pictures]), encoding="utf-8")
     files.append(summary)
     if results.all():
-        files.append(write_page(results.all(), out / "report.html", f"The paper on {results.title}"))
+        files.append(write_page(results.all(), out / "report.html", f"{plan.title} on {results.study.on}"))
     return Outcome(tables, files)
 
 

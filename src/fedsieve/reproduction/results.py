@@ -6,7 +6,8 @@ import json
 import logging
 from collections.abc import Iterable
 
-from fedsieve.reproduction.grid import Cell, Study
+from fedsieve.reproduction.paper import Cell
+from fedsieve.reproduction.study import AnyCell, Study
 from fedsieve.runs import Config, History, rounds_to
 from fedsieve.runs.config import PLACE
 
@@ -16,9 +17,9 @@ log = logging.getLogger("fedsieve")
 class Results:
     """Finished runs of a study. Only runs that differ in nothing but their seed are put together."""
 
-    def __init__(self, study: Study, cells: Iterable[Cell], histories: Iterable[History]) -> None:
+    def __init__(self, study: Study, cells: Iterable[AnyCell], histories: Iterable[History]) -> None:
         self.study = study
-        self.runs: dict[Cell, dict[int, History]] = {cell: {} for cell in cells}
+        self.runs: dict[AnyCell, dict[int, History]] = {cell: {} for cell in cells}
         places = {_what(cell.config(study, 0)): cell for cell in self.runs}
         others = 0
         for history in histories:
@@ -32,13 +33,7 @@ class Results:
         if others:
             log.info("%d records are of other settings, or not asked for, and left out", others)
 
-    @property
-    def title(self) -> str:
-        """The data set, as people write it."""
-        name = str(self.study.settings["dataset"])
-        return {"cifar10": "CIFAR-10", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}.get(name, name)
-
-    def of(self, cell: Cell) -> list[History]:
+    def of(self, cell: AnyCell) -> list[History]:
         """The runs of a cell in the order of their seeds."""
         return [history for _, history in sorted(self.runs.get(cell, {}).items())]
 
@@ -46,11 +41,11 @@ class Results:
         """Every run."""
         return [history for cell in self.runs for history in self.of(cell)]
 
-    def final(self, cell: Cell) -> dict[int, float]:
+    def final(self, cell: AnyCell) -> dict[int, float]:
         """Final accuracy in % by seed."""
         return {seed: 100 * float(history.summary["final_accuracy"]) for seed, history in self.runs[cell].items()}
 
-    def last_10(self, cell: Cell) -> dict[int, float]:
+    def last_10(self, cell: AnyCell) -> dict[int, float]:
         """Mean accuracy of the last 10 rounds in % by seed."""
         return {seed: 100 * float(history.summary["mean_last_10"]) for seed, history in self.runs[cell].items()}
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 
 from fedsieve.reproduction import published
 from fedsieve.reproduction.claims import CLAIMS, Interval, judge
-from fedsieve.reproduction.grid import SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
+from fedsieve.reproduction.paper import SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
 from fedsieve.reproduction.results import Results
 from fedsieve.runs import Spread
 
@@ -101,7 +101,7 @@ def table5(results: Results) -> Table:
                 cell.title,
                 cell.score or NOTHING,
                 f"{theirs} ({100 / theirs:.2f}×)" if theirs else "never",
-                f"{_spread(reached)} ({total * len(reached) / sum(reached):.2f}×)" if reached else absent,
+                f"{spread_of(reached)} ({total * len(reached) / sum(reached):.2f}×)" if reached else absent,
                 f"{len(reached)} of {len(found)}" if found else NOTHING,
             )
         )
@@ -134,7 +134,7 @@ def claims(results: Results) -> Table:
                 verdict.word,
             )
         )
-    alone = _spread(results.final(SERVER_ONLY).values())
+    alone = spread_of(results.final(SERVER_ONLY).values())
     return Table(
         "Claims",
         ("Claim", "Mean difference [95 % interval]", "Cells for it", "Verdict"),
@@ -146,21 +146,12 @@ def claims(results: Results) -> Table:
     )
 
 
-TABLES: dict[str, Callable[[Results], Table]] = {
-    "table2": table2,
-    "table3": table3,
-    "table4": table4,
-    "table5": table5,
-    "claims": claims,
-}
-
-
 def _accuracy(results: Results, cell: Cell, theirs: Mapping[Cell, tuple[float, float]]) -> tuple[str, str, str, str]:
     """The paper's final accuracy, ours, the difference in points, and our mean of the last 10 rounds."""
     mean, std = theirs[cell]
     ours, last_10 = results.final(cell).values(), results.last_10(cell).values()
     difference = f"{sum(ours) / len(ours) - mean:+.1f}" if ours else NOTHING
-    return f"{mean:.1f} ± {std:.1f}", _spread(ours), difference, _spread(last_10)
+    return f"{mean:.1f} ± {std:.1f}", spread_of(ours), difference, spread_of(last_10)
 
 
 def _note(results: Results, cells: Sequence[Cell]) -> str:
@@ -174,7 +165,7 @@ def _note(results: Results, cells: Sequence[Cell]) -> str:
     )
 
 
-def _spread(values: Collection[float]) -> str:
+def spread_of(values: Collection[float]) -> str:
     """Mean ± standard deviation; one value has none."""
     if not values:
         return NOTHING

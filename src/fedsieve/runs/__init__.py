@@ -8,7 +8,7 @@ from fedsieve.runs.experiment import History, assemble, load, run
 from fedsieve.runs.find import find_runs
 from fedsieve.runs.frames import RunFrames, load_run
 from fedsieve.runs.many import run_many
-from fedsieve.runs.record import read_record, write_record
+from fedsieve.runs.record import read_record, record_name, write_record
 from fedsieve.runs.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "load_run",
     "read_record",
+    "record_name",
     "rounds_to",
     "run",
     "run_many",

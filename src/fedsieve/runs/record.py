@@ -19,18 +19,29 @@ from fedsieve.runs.experiment import History
 
 FORMAT = "fedsieve run 1"
 SERIES = ("sampled", "kept", "score", "test_accuracy", "test_loss", "train_loss", "seconds")
+SIMULATED = ("seconds", "bytes")
 DIGITS = 6
 
 
-def write_record(history: History, folder: Path) -> Path:
-    """Write a run's record into `folder`, under a name that tells what it is and can't be another run's."""
-    config = history.config
-    what = config.model_dump(mode="json", exclude=set(PLACE))
-    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+def record_name(config: Config) -> str:
+    """A name that tells what a run is and can't be another run's."""
+    digest = hashlib.sha256(json.dumps(_what(config), sort_keys=True).encode()).hexdigest()[:8]
     setting = f"{config.heterogeneity}-{config.alpha:g}-of-{config.ratio:g}-e{config.local_epochs}"
-    path = folder / f"{config.dataset}-{setting}-{config.algorithm}-{config.score}-seed{config.seed}-{digest}.json"
+    return f"{config.dataset}-{setting}-{_method(config)}-seed{config.seed}-{digest}"
+
+
+def _method(config: Config) -> str:
+    own = {"sampler": config.sampler, "filter": config.filter}
+    attack = "" if config.attack == "none" else f"{config.attack}-{config.hostile:g}"
+    parts = [config.algorithm, config.score, *(part for part in own.values() if part != "own"), attack]
+    return "-".join(filter(None, parts))
+
+
+def write_record(history: History, folder: Path) -> Path:
+    """Write a run's record into `folder`."""
+    path = folder / f"{record_name(history.config)}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (_lines(_record(history, what)) + "\n").encode())
+    write_whole(path, (_lines(_record(history, _what(history.config))) + "\n").encode())
     return path
 
 
@@ -59,12 +70,22 @@ def read_record(path: Path) -> History:
     return history
 
 
+def _what(config: Config) -> dict[str, Any]:
+    """All that a run computes follows from this."""
+    return config.model_dump(mode="json", exclude=set(PLACE))
+
+
 def _record(history: History, what: Mapping[str, Any]) -> dict[str, Any]:
     rows = history.rows
     series: dict[str, list[Any]] = {name: [_short(row[name]) for row in rows] for name in SERIES}
     if any(row["search"] for row in rows):
         for name in ("all", "single"):
             series[f"score_of_{name}"] = [_short((row["search"] or {}).get(name)) for row in rows]
+    if "simulated" in rows[-1]:
+        for name in SIMULATED:
+            series[f"simulated_{name}"] = [_short(float(row["simulated"][name])) for row in rows]
+    if "backdoor_success" in rows[-1]:
+        series["backdoor_success"] = [_short(row["backdoor_success"]) for row in rows]
     return {
         "format": FORMAT,
         "config": what,
@@ -98,6 +119,10 @@ def _rows(series: Mapping[str, Sequence[Any]], rounds: int) -> list[dict[str, An
         row = {"round": place + 1, **{name: series[name][place] for name in SERIES}, "excluded": {}, "search": None}
         if "score_of_all" in series:
             row["search"] = {name: series[f"score_of_{name}"][place] for name in ("all", "single")}
+        if "simulated_seconds" in series:
+            row["simulated"] = {name: series[f"simulated_{name}"][place] for name in SIMULATED}
+        if "backdoor_success" in series:
+            row["backdoor_success"] = series["backdoor_success"][place]
         rows.append(row)
     return rows
 

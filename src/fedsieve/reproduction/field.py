@@ -1,0 +1,114 @@
+"""Which runs compare FedCM with the field: other ways to choose clients, other defences against clients that lie."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fedsieve import algorithms
+from fedsieve.attacks import ATTACKS
+from fedsieve.parts import FILTERS, SAMPLERS
+from fedsieve.reproduction.paper import HETEROGENEITIES
+from fedsieve.reproduction.study import Study
+from fedsieve.runs import Config
+
+CNN: dict[str, Any] = {"model": "cnn", "lr": 0.05, "schedule": "cosine", "local_epochs": 2}
+"""A model small enough for a thousand runs."""
+
+SAMPLERS_FULL: dict[str, Any] = {
+    "dataset": "cifar10", "rounds": 100, "clients": 100, "ratio": 0.1, "alpha": 0.1, "system": "drawn",
+    "deadline": 120.0,
+}  # fmt: skip
+SAMPLERS_QUICK: dict[str, Any] = {
+    "dataset": "digits", "rounds": 20, "clients": 30, "ratio": 0.2, "alpha": 0.1, "system": "drawn", "deadline": 5.0,
+    "batch_size": 16, "lr": 0.05,
+}  # fmt: skip
+ATTACKS_FULL: dict[str, Any] = {
+    "dataset": "cifar10", "rounds": 50, "clients": 100, "ratio": 0.2, "heterogeneity": "class", "alpha": 1.0
+}  # fmt: skip
+ATTACKS_QUICK: dict[str, Any] = {
+    "dataset": "digits", "rounds": 10, "clients": 30, "ratio": 0.5, "heterogeneity": "class", "alpha": 1.0,
+    "batch_size": 16, "lr": 0.05,
+}  # fmt: skip
+
+KEEPERS = ("all", "combinatorial")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to choose clients, with or without the combinatorial filter, everything else as in FedPdp."""
+
+    sampler: str
+    filter: str
+    heterogeneity: str
+
+    @property
+    def title(self) -> str:
+        """The sampler's name."""
+        return self.sampler
+
+    def config(self, study: Study, seed: int) -> Config:
+        """Its run with a seed; the deadline is for those that choose by it."""
+        settings = {name: value for name, value in study.settings.items() if name != "deadline"}
+        if self.sampler == "fedcs":
+            settings["deadline"] = study.settings["deadline"]
+        return Config(
+            **settings,
+            algorithm="fedpdp",
+            sampler=self.sampler,
+            filter=self.filter,
+            heterogeneity=self.heterogeneity,
+            seed=seed,
+        )
+
+
+CHOICES = [Choice(sampler, keep, where) for where in HETEROGENEITIES for sampler in SAMPLERS for keep in KEEPERS]
+
+SIEVES = ("fedca", "fedcm-ucb", "fedcm-ts")
+DEFENCES = ("none", *SIEVES, *(name for name in FILTERS if name not in KEEPERS))
+SHARES = (0.2, 0.4)
+ASSUMED = 0.2
+"""The share of liars that a defence assumes where there are none: nobody knows that there are none."""
+
+
+@dataclass(frozen=True)
+class Battle:
+    """A defence against an attack by a share of the clients: one of the paper's algorithms, or a filter on FedPdp."""
+
+    defence: str
+    attack: str = "none"
+    hostile: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """What people call the defence."""
+        return algorithms.find(self.defence).title if self.defence in SIEVES else self.defence
+
+    def config(self, study: Study, seed: int) -> Config:
+        """Its run with a seed."""
+        per_round = study.settings["ratio"] * study.settings["clients"]
+        return Config(
+            **study.settings,
+            algorithm=self.defence if self.defence in SIEVES else "fedpdp",
+            filter="all" if self.defence == "none" else "own" if self.defence in SIEVES else self.defence,
+            attack=self.attack,
+            hostile=self.hostile,
+            byzantine=None if self.hostile else math.floor(ASSUMED * per_round + 0.5),
+            seed=seed,
+        )
+
+
+def can_stand(defence: str, share: float) -> bool:
+    """Whether there can be enough honest models: Bulyan wants more than three for each liar."""
+    return defence not in FILTERS or FILTERS[defence].models[0] * share < 1
+
+
+CLEAN = [Battle(defence) for defence in DEFENCES]
+BATTLES = CLEAN + [
+    Battle(defence, attack, share)
+    for share in SHARES
+    for attack in ATTACKS
+    for defence in DEFENCES
+    if can_stand(defence, share)
+]

@@ -1,0 +1,137 @@
+"""The field compared: tables of samplers, and of defences under attack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from fedsieve.attacks import ATTACKS as NAMES_OF_ATTACKS
+from fedsieve.parts import SAMPLERS as NAMES_OF_SAMPLERS
+from fedsieve.reproduction.field import ASSUMED, DEFENCES, KEEPERS, SHARES, Battle, Choice, can_stand
+from fedsieve.reproduction.paper import HETEROGENEITIES
+from fedsieve.reproduction.results import Results, mean_of
+from fedsieve.reproduction.tables import NOTHING, Table, spread_of
+from fedsieve.runs import History, rounds_to
+
+SAID = {"all": "all kept", "combinatorial": "best subset kept"}
+
+
+def samplers_table(heterogeneity: str, results: Results) -> Table:
+    """Accuracy, rounds and simulated time to what uniform sampling reaches, and how evenly clients were asked."""
+    target = mean_of(results.final(Choice("uniform", "all", heterogeneity)))
+    rows = []
+    for sampler in NAMES_OF_SAMPLERS:
+        for keep in KEEPERS:
+            cell = Choice(sampler, keep, heterogeneity)
+            runs = results.of(cell)
+            reached = [found for run in runs if (found := _way_to(target, run)) is not None]
+            rows.append(
+                (
+                    sampler,
+                    SAID[keep],
+                    spread_of(results.final(cell).values()),
+                    spread_of(results.last_10(cell).values()),
+                    spread_of([rounds for rounds, _ in reached]),
+                    spread_of([seconds / 60 for _, seconds in reached]),
+                    f"{len(reached)} of {len(runs)}" if runs else NOTHING,
+                    spread_of([100 * most_asked(run) for run in runs]),
+                )
+            )
+    said = NOTHING if target is None else f"{target:.1f} %"
+    return Table(
+        f"Ways to choose clients, {heterogeneity} heterogeneity",
+        ("Sampler", "Filter", "Accuracy", "Last 10 rounds", "Rounds", "Simulated minutes", "Reached", "Most asked"),
+        rows,
+        "Test accuracy in %, mean ± standard deviation over seeds. Rounds and simulated minutes to "
+        f"{said}, the mean final accuracy of uniform sampling that keeps all, of the seeds that reached it. Most "
+        "asked: the share of all requests, in %, that went to the most-asked tenth of the clients (10 is even). ucb and "
+        "thompson with the best subset kept are FedCM, uniform with it is FedCA.",
+        left=2,
+    )
+
+
+def _way_to(target: float | None, run: History) -> tuple[float, float] | None:
+    """Rounds and simulated seconds to an accuracy in %."""
+    rounds = None if target is None else rounds_to(target / 100, run.accuracy)
+    if rounds is None:
+        return None
+    return float(rounds), sum(float(row["simulated"]["seconds"]) for row in run.rows[:rounds])
+
+
+def most_asked(run: History) -> float:
+    """The share of all requests that went to the tenth of the clients that were asked most."""
+    asked = np.bincount(np.concatenate([row["sampled"] for row in run.rows]), minlength=run.config.clients)
+    tenth = max(1, round(run.config.clients / 10))
+    return float(np.sort(asked)[-tenth:].sum() / asked.sum())
+
+
+def attacks_table(share: float, results: Results) -> Table:
+    """Accuracy of each defence under each attack."""
+    rows = []
+    for defence in DEFENCES:
+        values = [spread_of(results.final(Battle(defence)).values())]
+        for attack in NAMES_OF_ATTACKS:
+            cell = Battle(defence, attack, share)
+            values.append(spread_of(results.final(cell).values()) if can_stand(defence, share) else "can't")
+            if attack == "backdoor":
+                values.append(spread_of(list(_fooled(cell, results).values())))
+        rows.append((Battle(defence).title, *values))
+    headings = [
+        name for attack in NAMES_OF_ATTACKS for name in ([attack, "its success"] if attack == "backdoor" else [attack])
+    ]
+    return Table(
+        f"{100 * share:.0f} % of the clients hostile",
+        ("Defence", "nobody", *headings),
+        rows,
+        "Final test accuracy in %, mean ± standard deviation over seeds; its success: marked images of other classes "
+        "that are taken for the backdoor's. Defences assume the true share of liars, and "
+        f"{100 * ASSUMED:.0f} % where nobody is hostile. can't: too few honest models for it.",
+        left=1,
+    )
+
+
+def summary_table(results: Results) -> Table:
+    """What each defence costs without an attack, and what is left under the worst."""
+    rows = []
+    for defence in DEFENCES:
+        clean = results.final(Battle(defence))
+        cells = [spread_of(clean.values())]
+        for share in SHARES:
+            lost = {
+                attack: mean
+                for attack in NAMES_OF_ATTACKS
+                if (mean := mean_of(_lost(Battle(defence, attack, share), clean, results))) is not None
+            }
+            worst = max(lost, key=lost.__getitem__, default=None)
+            cells += (
+                [f"{sum(lost.values()) / len(lost):.1f}", f"{lost[worst]:.1f} ({worst})"]
+                if worst is not None
+                else [NOTHING, NOTHING]
+            )
+        rows.append((Battle(defence).title, *cells))
+    heads = [head for share in SHARES for head in (f"lost at {100 * share:.0f} %", f"at worst, {100 * share:.0f} %")]
+    return Table(
+        "What attacks cost",
+        ("Defence", "nobody hostile", *heads),
+        rows,
+        "Points of final accuracy lost against the same defence and seed with nobody hostile: the mean over all "
+        "attacks, and the worst of them. Means over seeds.",
+        left=1,
+    )
+
+
+def _lost(cell: Battle, clean: Mapping[int, float], results: Results) -> dict[int, float]:
+    attacked = results.final(cell) if cell in results.runs else {}
+    return {seed: clean[seed] - attacked[seed] for seed in clean.keys() & attacked.keys()}
+
+
+def _fooled(cell: Battle, results: Results) -> dict[int, float]:
+    """The backdoor's success in the last round in %, by seed."""
+    runs = results.runs.get(cell, {})
+    return {seed: 100 * float(run.rows[-1]["backdoor_success"]) for seed, run in runs.items()}
+
+
+SAMPLERS: Sequence[Callable[[Results], Table]] = [partial(samplers_table, where) for where in HETEROGENEITIES]
+ATTACKS: Sequence[Callable[[Results], Table]] = [summary_table, *(partial(attacks_table, share) for share in SHARES)]
