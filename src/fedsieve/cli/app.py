@@ -211,7 +211,7 @@ def reproduce_command(
         typer.Option(help="seeds of every run (default: 3; table2 2, figure5 and 6 1; field, attacks with --quick 1)"),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="rounds of every run (default: 100, attacks 50; with --quick 20, 10)")
+        int | None, typer.Option(help="rounds of every run (default: 100, attacks 40; with --quick 20, 10)")
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="the data set (default: cifar10; with --quick digits)")] = None,
     data_dir: DataDir = None,

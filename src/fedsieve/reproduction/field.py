@@ -13,7 +13,7 @@ from fedsieve.reproduction.paper import HETEROGENEITIES
 from fedsieve.reproduction.study import Study
 from fedsieve.runs import Config
 
-CNN: dict[str, Any] = {"model": "cnn", "lr": 0.05, "schedule": "cosine", "local_epochs": 2}
+CNN: dict[str, Any] = {"model": "cnn", "lr": 0.02, "schedule": "cosine", "local_epochs": 2, "validation_per_class": 100}
 """A model small enough for a thousand runs."""
 
 SAMPLERS_FULL: dict[str, Any] = {
@@ -22,14 +22,14 @@ SAMPLERS_FULL: dict[str, Any] = {
 }  # fmt: skip
 SAMPLERS_QUICK: dict[str, Any] = {
     "dataset": "digits", "rounds": 20, "clients": 30, "ratio": 0.2, "alpha": 0.1, "system": "drawn", "deadline": 5.0,
-    "batch_size": 16, "lr": 0.05,
+    "batch_size": 16, "lr": 0.05, "schedule": "cosine",
 }  # fmt: skip
 ATTACKS_FULL: dict[str, Any] = {
-    "dataset": "cifar10", "rounds": 50, "clients": 100, "ratio": 0.2, "heterogeneity": "class", "alpha": 1.0
+    "dataset": "cifar10", "rounds": 40, "clients": 100, "ratio": 0.2, "heterogeneity": "class", "alpha": 1.0
 }  # fmt: skip
 ATTACKS_QUICK: dict[str, Any] = {
     "dataset": "digits", "rounds": 10, "clients": 30, "ratio": 0.5, "heterogeneity": "class", "alpha": 1.0,
-    "batch_size": 16, "lr": 0.05,
+    "batch_size": 16, "lr": 0.05, "schedule": "cosine",
 }  # fmt: skip
 
 KEEPERS = ("all", "combinatorial")

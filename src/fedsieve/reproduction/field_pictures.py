@@ -24,7 +24,7 @@ def samplers_figure(results: Results) -> Figure | None:
     """Final accuracy by sampler, all kept and the best subset kept."""
     panels = {
         f"{where} heterogeneity": {
-            SAID[keep]: {
+            f"{SAID[keep]} kept": {
                 sampler: list(found.values())
                 for sampler in SAMPLERS
                 if (found := results.final(Choice(sampler, keep, where)))

@@ -15,7 +15,7 @@ from fedsieve.reproduction.results import Results, mean_of
 from fedsieve.reproduction.tables import NOTHING, Table, spread_of
 from fedsieve.runs import History, rounds_to
 
-SAID = {"all": "all kept", "combinatorial": "best subset kept"}
+SAID = {"all": "all", "combinatorial": "best subset"}
 
 
 def samplers_table(heterogeneity: str, results: Results) -> Table:
@@ -42,12 +42,12 @@ def samplers_table(heterogeneity: str, results: Results) -> Table:
     said = NOTHING if target is None else f"{target:.1f} %"
     return Table(
         f"Ways to choose clients, {heterogeneity} heterogeneity",
-        ("Sampler", "Filter", "Accuracy", "Last 10 rounds", "Rounds", "Simulated minutes", "Reached", "Most asked"),
+        ("Sampler", "Kept", "Accuracy", "Last 10 rounds", "Rounds", "Simulated minutes", "Reached", "Most asked"),
         rows,
         "Test accuracy in %, mean ± standard deviation over seeds. Rounds and simulated minutes to "
         f"{said}, the mean final accuracy of uniform sampling that keeps all, of the seeds that reached it. Most "
-        "asked: the share of all requests, in %, that went to the most-asked tenth of the clients (10 is even). ucb and "
-        "thompson with the best subset kept are FedCM, uniform with it is FedCA.",
+        "asked: the share of all requests, in %, that went to the most-asked tenth of the clients (10 is even). The "
+        "best subset with ucb or thompson is FedCM, with uniform FedCA.",
         left=2,
     )
 

@@ -45,6 +45,7 @@ FIELD = Plan(
     field.SAMPLERS_QUICK,
     {"cifar10": field.CNN},
     quick_seeds=1,
+    page=False,
 )
 ATTACKS = Plan(
     "attacks",
@@ -54,6 +55,7 @@ ATTACKS = Plan(
     field.ATTACKS_QUICK,
     {"cifar10": field.CNN},
     quick_seeds=1,
+    page=False,
 )
 PLANS = {"field": FIELD, "attacks": ATTACKS}
 

@@ -89,7 +89,7 @@ def write_up(reproduction: Reproduction) -> Outcome:
     summary.parent.mkdir(parents=True, exist_ok=True)
     summary.write_text("\n".join([*text, *(table.markdown() for table in tables), *pictures]), encoding="utf-8")
     files.append(summary)
-    if results.all():
+    if results.all() and plan.page:
         files.append(write_page(results.all(), out / "report.html", f"{plan.title} on {results.study.on}"))
     return Outcome(tables, files)
 

@@ -58,7 +58,8 @@ class Study:
 class Plan:
     """Targets that share a setting: `full`, or `quick` on bundled data; `suited` has what goes with a data set.
 
-    With `quick_seeds` every run is made with so many seeds where it is to be quick.
+    With `quick_seeds` every run is made with so many seeds where it is to be quick. Where there are too many kinds of
+    runs for one, no interactive `page` about all of them is written.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Plan:
     quick: Mapping[str, Any]
     suited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick_seeds: int | None = None
+    page: bool = True
 
     def study(self, quick: bool, rounds: int | None, dataset: str | None, device: str, **more: Any) -> Study:
         """The setting with rounds and data set of one's own, if given."""
