@@ -32,8 +32,8 @@ class Table:
         table = RichTable(title=self.title, caption=self.note, header_style="bold")
         table.title_justify = table.caption_justify = "left"
         for place, heading in enumerate(self.headings):
-            named = place < self.left
-            table.add_column(heading, justify="left" if named else "right", no_wrap=named and len(heading) < 20)
+            short = all(len(row[place]) < 24 for row in self.rows)
+            table.add_column(heading, justify="left" if place < self.left else "right", no_wrap=short)
         for row, following in zip(self.rows, [*self.rows[1:], None], strict=True):
             table.add_row(*row, end_section=self.left > 1 and following is not None and following[0] != row[0])
         return table
