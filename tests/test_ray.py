@@ -22,7 +22,7 @@ from conftest import Typed
 from torch import Tensor, nn
 
 import fedsieve as fs
-from fedsieve.engines import ray as ray_engine
+from fedsieve.engines import ray_cluster
 from fedsieve.engines.base import Models
 from fedsieve.engines.ray import RayEngine
 from fedsieve.errors import ClusterLost, InvalidSetting
@@ -116,7 +116,7 @@ def test_a_cluster_started_here_listens_on_this_machine_alone() -> None:
     script = (
         "import time\n"
         "from pathlib import Path\n"
-        "from fedsieve.engines.ray import connect\n"
+        "from fedsieve.engines.ray_cluster import connect\n"
         "def listening():\n"
         "    files = [Path('/proc/net', name).read_text().splitlines()[1:] for name in ('tcp', 'tcp6')]\n"
         "    lines = [line.split() for file in files for line in file]\n"
@@ -301,18 +301,19 @@ def test_a_client_that_kills_its_actor_is_found_and_left_out(cluster: Cluster) -
 def test_a_cluster_that_shrinks_to_nothing_is_said_and_gone_on_with(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "PATIENCE", 4.0)
     settings = config(rounds=4)
 
     class Unplug(fs.Callback):
         def on_round(self, row: Any) -> None:
             if row["round"] == 2:
+                monkeypatch.setattr(ray_cluster, "PATIENCE", 4.0)
                 for node in list(cluster.worker_nodes):
                     cluster.remove_node(node)  # type: ignore[no-untyped-call]
 
     with pytest.raises(ClusterLost, match=r"no Ray actor could be had for 4 s.*--resume goes on") as caught:
         fs.run(settings.model_copy(update={"engine": "ray"}), out=tmp_path, callbacks=[Unplug()])
     assert "\n" not in str(caught.value)
+    monkeypatch.undo()
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     there = fs.run(settings.model_copy(update={"engine": "ray"}), out=tmp_path, resume=True)

@@ -9,12 +9,9 @@ its clients again and nothing changes but the time.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +20,6 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from ray._private import ray_constants
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor, nn
@@ -31,54 +27,18 @@ from torch import Tensor, nn
 from fedsieve.averaging import Coefficients, rounded, share_of
 from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset, Partition
+from fedsieve.engines import ray_cluster
 from fedsieve.engines.base import Engine, Models
 from fedsieve.engines.precision import Precision
+from fedsieve.engines.ray_cluster import connect, in_memory, nodes, reason
 from fedsieve.engines.ray_worker import RayWorker, Trained, Work
 from fedsieve.errors import ClusterLost, InvalidSetting
 from fedsieve.randomness import torch_draws
 from fedsieve.vector import Layout
 
-PATIENCE = 60.0  # seconds that an empty cluster is waited for
 LOST_TOGETHER, LOST_ALONE = 2, 2  # so often a client may go down with its actor among others, then by itself
 
 log = logging.getLogger("fedsieve")
-
-
-def connect(address: str | None) -> None:
-    """Join the cluster at `address` (or $RAY_ADDRESS), or start one for this process, which nobody else can reach."""
-    if ray.is_initialized():
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address == "local":
-        with _loopback_alone():
-            ray.init(address="local", include_dashboard=False, **quiet)
-        return
-    try:
-        host, _, port = address.rpartition(":")
-        if host:  # Ray itself would try for minutes
-            socket.create_connection((host, int(port)), timeout=10).close()
-        ray.init(address=address, **quiet)
-    except (OSError, ValueError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:120]
-        allowed = f"host:port of a running cluster, auto on one of its nodes, or none to start one here ({said})"
-        raise InvalidSetting("address", address, allowed) from None
-
-
-@contextmanager
-def _loopback_alone() -> Iterator[None]:
-    """Inside, a cluster that is started listens on this machine alone, as Ray does by itself on macOS and Windows."""
-    outside = os.environ.get(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR], ray_constants.ENABLE_RAY_CLUSTER = "0", False
-    try:
-        yield
-    finally:
-        os.environ.pop(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
-        if outside[0] is not None:
-            os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = outside[0]
-        ray_constants.ENABLE_RAY_CLUSTER = outside[1]
 
 
 @dataclass(frozen=True)
@@ -357,7 +317,7 @@ class RayEngine(Engine):
 
     def _living(self) -> list[Actor]:
         """The actors that can be asked; waits a while for one if there is none."""
-        patience = time.monotonic() + PATIENCE
+        patience = time.monotonic() + ray_cluster.PATIENCE
         while True:
             waiting = [actor for actor in self._actors if not actor.ready]
             first = not any(actor.pace for actor in self._actors)
@@ -374,8 +334,8 @@ class RayEngine(Engine):
                 return ready
             if left <= 0:
                 raise ClusterLost(
-                    f"no Ray actor could be had for {PATIENCE:.0f} s: the cluster has no node left with the cores or "
-                    "GPUs it needs; with more nodes, --resume goes on"
+                    f"no Ray actor could be had for {ray_cluster.PATIENCE:.0f} s: the cluster has no node left with "
+                    "the cores or GPUs it needs; with more nodes, --resume goes on"
                 )
             if not waiting:
                 time.sleep(0.5)
@@ -427,29 +387,6 @@ class RayEngine(Engine):
         return each
 
 
-def nodes() -> dict[str, dict[str, int]]:
-    """The nodes of the cluster and how many cores and GPUs each has."""
-    return {
-        node["NodeID"]: {kind: int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU")}
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    }
-
-
-def in_memory(dataset: Dataset) -> Dataset:
-    """The data set with plain arrays, which all actors of a node read from one place; memory-mapped ones are copied."""
-    return Dataset(
-        dataset.name,
-        np.asarray(dataset.train_inputs),
-        np.asarray(dataset.train_labels),
-        np.asarray(dataset.test_inputs),
-        np.asarray(dataset.test_labels),
-        dataset.classes,
-        dataset.mean,
-        dataset.std,
-    )
-
-
 def _elsewhere(models: Sequence[Tensor]) -> list[int]:
     """Whose models these are, if they lie with actors."""
     updates = models.updates if isinstance(models, Models) else []
@@ -466,9 +403,3 @@ def _ask_for_losses(model: Any, clients: list[int], round: int, examples: int | 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array.copy())  # what Ray hands out can't be written to
-
-
-def reason(error: RayError, line: int = 0) -> str:
-    """What happened, in a few words: Ray tells it in many lines, the first of them or the last."""
-    lines = [text for text in map(str.strip, str(error).splitlines()) if text]
-    return " ".join((lines or [type(error).__name__])[line].split())[:160]

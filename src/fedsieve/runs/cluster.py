@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsieve import data
 from fedsieve.data import Dataset
-from fedsieve.engines import ray as cluster
-from fedsieve.engines.ray import connect, in_memory, nodes, reason
+from fedsieve.engines import ray_cluster
+from fedsieve.engines.ray_cluster import connect, in_memory, nodes, reason
 from fedsieve.errors import ClusterLost, FedSieveError, TooFewUpdates
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
@@ -109,9 +109,9 @@ def _gather(
             watch(by_name[name], event)
         if ended or any(has[kind] for has in nodes().values()):
             last_sign_of_life = time.monotonic()
-        elif time.monotonic() - last_sign_of_life > cluster.PATIENCE:
+        elif time.monotonic() - last_sign_of_life > ray_cluster.PATIENCE:
             raise ClusterLost(
-                f"the cluster has had no {kind} for {cluster.PATIENCE:.0f} s; what was done is kept, and with more "
+                f"the cluster has had no {kind} for {ray_cluster.PATIENCE:.0f} s; what was done is kept, and with more "
                 "nodes the same command goes on"
             )
         for task in ended:
