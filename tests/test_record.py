@@ -36,6 +36,14 @@ def test_what_is_read_is_what_was_run(bandit: History, tmp_path: Path) -> None:
     assert back.rows[-1]["bandit"] == bandit.rows[-1]["bandit"]
 
 
+def test_a_record_keeps_simulated_times_and_a_backdoors_success(tmp_path: Path) -> None:
+    run = fs.run(fs.Config(algorithm="fedavg", system="drawn", attack="backdoor", hostile=0.5, **SMALL))
+    back = read_record(write_record(run, tmp_path))
+    for row, was in zip(back.rows, run.rows, strict=True):
+        assert row["simulated"] == pytest.approx(was["simulated"], rel=1e-5)
+        assert row["backdoor_success"] == pytest.approx(was["backdoor_success"], rel=1e-5)
+
+
 def test_a_record_has_each_clients_last_model_of_the_first_half(bandit: History, tmp_path: Path) -> None:
     back = read_record(write_record(bandit, tmp_path))
     expected: dict[str, tuple[int, list[float]]] = {}

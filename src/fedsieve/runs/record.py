@@ -19,6 +19,7 @@ from fedsieve.runs.experiment import History
 
 FORMAT = "fedsieve run 1"
 SERIES = ("sampled", "kept", "score", "test_accuracy", "test_loss", "train_loss", "seconds")
+SIMULATED = ("seconds", "bytes")
 DIGITS = 6
 
 
@@ -65,6 +66,11 @@ def _record(history: History, what: Mapping[str, Any]) -> dict[str, Any]:
     if any(row["search"] for row in rows):
         for name in ("all", "single"):
             series[f"score_of_{name}"] = [_short((row["search"] or {}).get(name)) for row in rows]
+    if all("simulated" in row for row in rows):
+        for name in SIMULATED:
+            series[f"simulated_{name}"] = [_short(row["simulated"][name]) for row in rows]
+    if all("backdoor_success" in row for row in rows):
+        series["backdoor_success"] = [_short(row["backdoor_success"]) for row in rows]
     return {
         "format": FORMAT,
         "config": what,
@@ -98,6 +104,10 @@ def _rows(series: Mapping[str, Sequence[Any]], rounds: int) -> list[dict[str, An
         row = {"round": place + 1, **{name: series[name][place] for name in SERIES}, "excluded": {}, "search": None}
         if "score_of_all" in series:
             row["search"] = {name: series[f"score_of_{name}"][place] for name in ("all", "single")}
+        if "simulated_seconds" in series:
+            row["simulated"] = {name: series[f"simulated_{name}"][place] for name in SIMULATED}
+        if "backdoor_success" in series:
+            row["backdoor_success"] = series["backdoor_success"][place]
         rows.append(row)
     return rows
 
