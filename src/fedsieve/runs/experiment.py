@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ FEW_CLIENTS = 200
 """Up to so many, a row has details of each."""
 
 Simulated = Literal["seconds", "bytes"]
+SIMULATED: tuple[Simulated, ...] = get_args(Simulated)
 
 log = logging.getLogger("fedsieve")
 
@@ -418,7 +419,7 @@ def _simulated(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All the time that a run's devices would have taken, and the bytes they would have sent."""
     if "simulated" not in rows[-1]:
         return {}
-    return {"simulated": {what: sum(row["simulated"][what] for row in rows) for what in ("seconds", "bytes")}}
+    return {"simulated": {what: sum(row["simulated"][what] for row in rows) for what in SIMULATED}}
 
 
 def _name(part: object) -> str:

@@ -15,11 +15,10 @@ from typing import Any
 from fedsieve.errors import InvalidSetting
 from fedsieve.runs.config import PLACE, Config
 from fedsieve.runs.directory import write_whole
-from fedsieve.runs.experiment import History
+from fedsieve.runs.experiment import SIMULATED, History
 
 FORMAT = "fedsieve run 1"
 SERIES = ("sampled", "kept", "score", "test_accuracy", "test_loss", "train_loss", "seconds")
-SIMULATED = ("seconds", "bytes")
 DIGITS = 6
 
 
