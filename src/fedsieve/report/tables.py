@@ -51,8 +51,8 @@ def comparison_table(lines: Sequence[Line]) -> Table:
 def attack_table(lines: Sequence[Line]) -> Table:
     """Of runs with hostile clients: their share of requests and of models kept, and how well a backdoor works."""
     table = Table(
-        title="Hostile clients: their share in %, and how unevenly all were asked",
-        caption="Gini coefficient of requests: 0 if all were asked equally often, towards 1 if few were",
+        title="Share of hostile clients in %",
+        caption="Gini: how unevenly clients were asked, from 0 to 1",
         title_justify="left",
         caption_justify="left",
         header_style="bold",
