@@ -16,7 +16,7 @@ from fedsieve.errors import InvalidSetting
 from fedsieve.parts import FILTERS, SAMPLERS
 from fedsieve.reproduction import ATTACKS, FIELD, PAPER, Plan, Reproduction, find_plan, write_up
 from fedsieve.reproduction.field import BATTLES, CHOICES, DEFENCES, SHARES, Battle, Choice, can_stand
-from fedsieve.reproduction.field_tables import attacks_table, most_asked, samplers_table, summary_table
+from fedsieve.reproduction.field_tables import attacks_table, samplers_table, summary_table
 from fedsieve.reproduction.results import Results
 from fedsieve.reproduction.study import AnyCell
 from fedsieve.runs import History, write_record
@@ -51,6 +51,7 @@ def made_up(plan: Plan, cell: AnyCell, seed: int, accuracies: Sequence[float], *
         "final_accuracy": accuracies[-1] / 100,
         "mean_last_10": float(np.mean(accuracies)) / 100,
         "duration": 1.0,
+        "requests_gini": 0.25,
         "hardware": {"device": "a made-up machine"},
         "command": "fedsieve reproduce",
     }
@@ -91,13 +92,6 @@ def test_a_defence_assumes_liars_where_there_are_none() -> None:
     assert Battle("krum").config(full, 0).options().byzantine == 4
     assert Battle("krum", "noise", 0.4).config(full, 0).options().byzantine == 8
     assert Battle("fedcm-ts", "noise", 0.4).config(full, 0).algorithm == "fedcm-ts"
-
-
-def test_how_often_the_most_asked_were_asked() -> None:
-    history = made_up(FIELD, CHOICES[0], 0, [10, 20])  # 30 clients: the most-asked tenth are 3
-    history.rows[0]["sampled"], history.rows[1]["sampled"] = [4, 7, 9, 11], [4, 7, 7, 13]
-    # asked: 7 three times, 4 twice, 9, 11 and 13 once each: (3 + 2 + 1) of 8
-    assert most_asked(history) == pytest.approx(6 / 8)
 
 
 def test_rounds_and_simulated_time_are_counted_to_what_uniform_sampling_reaches() -> None:

@@ -74,6 +74,17 @@ def with_everything(run: History) -> History:
     return run
 
 
+def with_devices(run: History) -> History:
+    """The same run on devices, a fifth of them hostile with a backdoor."""
+    speed = 1 + float(np.random.default_rng(run.config.seed).random())
+    for row in run.rows:
+        row["simulated"] = {"seconds": 60 * speed, "bytes": 1_000_000 * len(row["sampled"])}
+        row["backdoor_success"] = 1 / row["round"]
+    if run.summary:
+        run.summary.update(hostile=list(range(0, run.config.clients, 5)), requests_gini=0.25)
+    return run
+
+
 def content(page: Path) -> Any:
     """What the page hands to its script."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(encoding="utf-8"))
@@ -175,6 +186,29 @@ def test_what_was_recorded_is_there(tmp_path: Path) -> None:
         states = record["participation"][20 * round : 20 * (round + 1)]
         assert [client for client in range(20) if states[client] == "2"] == row["kept"]
         assert [client for client in range(20) if states[client] != "0"] == row["sampled"]
+
+
+def test_devices_and_hostile_clients_are_there(tmp_path: Path) -> None:
+    run = with_devices(history(rounds=2))
+    sampled = [[0, 1, 5, 6], [2, 5, 7, 10]]
+    for row, who in zip(run.rows, sampled, strict=True):
+        row |= {"sampled": who, "kept": who[:3], "simulated": {"seconds": 1.5, "bytes": 4000}}
+    (setting,) = page_of(tmp_path, run)["settings"]
+    record, line = setting["runs"]["fedavg"][0], setting["lines"][0]
+    assert (record["seconds"], record["bytes"], record["backdoor"]) == ([1.5, 3], [4000, 8000], [1, 0.5])
+    states = [record["participation"][20 * round : 20 * (round + 1)] for round in (0, 1)]
+    assert [{client: states[round][client] for client in sampled[round]} for round in (0, 1)] == [
+        {0: "4", 1: "2", 5: "4", 6: "1"},
+        {2: "2", 5: "4", 7: "2", 10: "3"},
+    ]
+    assert [line[name][0] for name in ("hostileAsked", "hostileKept", "gini", "backdoor")] == [0.5, 0.5, 0.25, 0.75]
+    rounds = int(line["rounds"][0])
+    assert (line["seconds"][0], line["bytes"][0]) == (1.5 * rounds, 4000 * rounds)
+
+
+def test_a_plain_run_brings_nothing_of_devices(tmp_path: Path) -> None:
+    (setting,) = page_of(tmp_path, history())["settings"]
+    assert list(setting["lines"][0]) == ["algorithm", "seeds", "final", "best", "last", "rounds", "reached"]
 
 
 def test_a_loss_that_is_no_number_is_a_gap(tmp_path: Path) -> None:
@@ -385,12 +419,114 @@ def test_the_target_can_be_moved(browser: Browser, two_settings: Path) -> None:
     assert "not reached" in browser.texts("#target .value")
 
 
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = [
+        with_devices(history(name, seed, 12, system="drawn", attack="backdoor", hostile=0.2))
+        for name in ("fedavg", "fedca")
+        for seed in (0, 1, 2)
+    ]
+    return write_page(runs, tmp_path_factory.mktemp("devices") / "page.html")
+
+
+def test_plain_runs_have_no_switch(browser: Browser, two_settings: Path) -> None:
+    browser.open(two_settings)
+    assert browser.texts(".switch, #view-note, #backdoor-chart") == []
+    assert browser.texts("#participation .legend li") == ["not asked", "asked, left out", "asked and kept"]
+
+
+def test_curves_can_be_drawn_over_simulated_time_and_bytes(browser: Browser, devices: Path) -> None:
+    browser.open(devices)
+    assert browser.texts(".switch label") == ["Rounds", "Simulated time", "Bytes sent"]
+    assert "round" in browser.texts("#accuracy-chart svg text")
+    for value, axis in (("seconds", "simulated time (min)"), ("bytes", "bytes sent (MB)"), ("rounds", "round")):
+        browser.find(f".switch input[value={value}]").click()
+        for chart in ("#accuracy-chart", "#backdoor-chart", "#curves .panels .lines"):
+            assert axis in browser.texts(f"{chart} svg text")
+        assert browser.lines() == ["FedAvg", "FedCA"]
+        assert browser.find("#view-note").is_displayed() == (value != "rounds")
+    assert browser.problems() == []
+
+
+def test_the_mean_over_time_is_of_what_each_run_had_reached(browser: Browser, tmp_path: Path) -> None:
+    times, reached = ([1, 2, 5], [2, 2, 2]), ([0.1, 0.2, 0.3], [0.5, 0.6, 0.7])  # over at 1, 3, 8 and 2, 4, 6
+    runs = [history(seed=seed, rounds=3) for seed in (0, 1, 2)]
+    for run, seconds, accuracies in zip(runs, times, reached, strict=False):
+        for row, taken, accuracy in zip(run.rows, seconds, accuracies, strict=True):
+            row |= {"simulated": {"seconds": taken, "bytes": 1000}, "test_accuracy": accuracy}
+    browser.open(write_page(runs, tmp_path / "page.html"))
+    browser.find(".switch input[value=seconds]").click()
+    assert "Left out, as they have no simulated time: 1 run of FedAvg." in browser.find("#view-note").text
+    chart = browser.bring_into_view("#accuracy-chart svg")
+    chart.send_keys("\ue010")  # End
+    assert browser.find("#tip").text.splitlines() == ["after 6.00 s", "FedAvg 45.0 % ± 35.4 (without 1 run)"]
+    chart.send_keys("\ue011")  # Home: no round is over yet
+    assert browser.find("#tip").text == "after 0.00 s"
+    for _ in range(100):
+        chart.send_keys("\ue014")  # arrow right: to the third part
+    assert browser.find("#tip").text.splitlines() == ["after 2.00 s", "FedAvg 30.0 % ± 28.3 (without 1 run)"]
+    assert browser.problems() == []
+
+
+def test_time_is_zoomed_and_switched_like_rounds(browser: Browser, devices: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    browser.open(devices)
+    browser.find(".switch input[value=seconds]").send_keys(" ")
+    chart = browser.bring_into_view("#accuracy-chart svg")
+    smaller, everything = browser.find("#zoom button:nth-child(2)"), browser.find("#zoom button:last-child")
+    ActionChains(browser.driver).move_to_element_with_offset(chart, -200, 0).click_and_hold().move_by_offset(
+        250, 0
+    ).release().perform()
+    assert smaller.is_enabled() and everything.is_enabled()
+    ActionChains(browser.driver).move_to_element_with_offset(chart, 10, 0).perform()
+    assert re.match(r"after [\d.]+ min\nFed", browser.find("#tip").text.replace("\u00a0", " "))
+    browser.find(".switch input[value=rounds]").click()
+    assert not smaller.is_enabled() and everything.is_enabled()  # rounds are not zoomed, time is
+    everything.click()
+    assert not everything.is_enabled()
+    browser.find("button[data-algorithm=fedca]").click()
+    browser.find(".switch input[value=seconds]").click()
+    assert browser.lines() == ["FedAvg"]
+    chart.send_keys("\ue012")
+    chart.send_keys("+")
+    assert everything.is_enabled()
+    chart.send_keys("\ue00c")  # Escape
+    assert not everything.is_enabled()
+    assert browser.problems() == []
+
+
+def test_what_a_target_costs_is_beside_its_rounds(browser: Browser, devices: Path) -> None:
+    browser.open(devices)
+    headings = browser.texts("#summary thead th")
+    assert [text.split(" to ")[0] for text in headings[-4:]] == ["Rounds", "Time", "Bytes", "Backdoor"]
+    browser.find("#target-slider").send_keys("\ue011")  # Home: reached in the first round
+    for text in browser.texts("#target .value"):
+        assert re.fullmatch(r"1\.0 \(3/3\), [\d.]+ s, 8\.00 MB", text.replace("\u00a0", " "))
+    assert browser.problems() == []
+
+
+def test_hostile_clients_are_told_apart(browser: Browser, devices: Path) -> None:
+    browser.open(devices)
+    assert browser.texts("#participation .legend li")[3:] == ["hostile, left out", "hostile, kept"]
+    assert browser.texts("#participation thead th") == [
+        "Algorithm",
+        "Gini of requests",
+        "Hostile of those asked",
+        "Hostile of those kept",
+    ]
+    assert "from hostile clients" in browser.find("#participation svg").get_attribute("aria-label")
+    assert browser.problems() == []
+
+
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_nothing_is_wider_than_the_screen(browser: Browser, many: Path, tmp_path: Path, width: int) -> None:
+def test_nothing_is_wider_than_the_screen(
+    browser: Browser, many: Path, devices: Path, tmp_path: Path, width: int
+) -> None:
     own_part = history()
     own_part.summary["own_parts"] = {"filter": "ARatherLongNameForAFilter" * 3, "model": "Net" * 30}
     own_part.summary["command"] = "fedsieve" * 30
-    for page in (many, write_page([own_part, history(seed=1)], tmp_path / "page.html", title="Unbroken" * 20)):
+    for page in (many, devices, write_page([own_part, history(seed=1)], tmp_path / "page.html", title="Unbroken" * 20)):
         browser.open(page, width)
         browser.js("for (const part of document.querySelectorAll('details')) part.open = true")
         assert browser.js("return document.documentElement.scrollWidth") <= width
@@ -411,6 +547,19 @@ def test_short_and_broken_off_runs_are_drawn(browser: Browser, tmp_path: Path) -
     browser.open(write_page([with_everything(history(rounds=1, clients=1))], tmp_path / "short.html"))
     assert browser.lines() == ["FedAvg"]
     browser.open(write_page([history(played=0)], tmp_path / "nothing.html"))
+    assert browser.problems() == []
+
+
+def test_short_and_broken_off_runs_are_drawn_over_time(browser: Browser, tmp_path: Path) -> None:
+    whole = [with_devices(history(seed=seed)) for seed in (0, 1)]
+    broken_off = [with_devices(history(seed=2, played=1)), with_devices(history("fedca", played=0))]
+    browser.open(write_page([*whole, *broken_off], tmp_path / "broken-off.html"))
+    browser.find(".switch input[value=seconds]").click()
+    browser.bring_into_view("#accuracy-chart svg").send_keys("\ue010")  # End
+    assert "(without 1 run)" in browser.find("#tip").text  # the one that broke off does not cut the others short
+    browser.open(write_page([with_devices(history(rounds=1, seed=seed)) for seed in (0, 1)], tmp_path / "short.html"))
+    browser.find(".switch input[value=seconds]").click()
+    assert browser.texts("#accuracy-chart .nothing") == ["nothing to show"]  # one is over before the other has a value
     assert browser.problems() == []
 
 

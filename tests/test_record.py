@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {"rounds": 5, "clients": 6, "local_epochs": 1, "ratio": 
 
 @pytest.fixture(scope="module")
 def bandit() -> History:
-    return fs.run(fs.Config(algorithm="fedcm-ts", **SMALL))
+    return fs.run(fs.Config(algorithm="fedcm-ts", watch_models=True, **SMALL))
 
 
 def test_what_is_read_is_what_was_run(bandit: History, tmp_path: Path) -> None:
@@ -36,6 +36,14 @@ def test_what_is_read_is_what_was_run(bandit: History, tmp_path: Path) -> None:
     assert back.rows[-1]["bandit"] == bandit.rows[-1]["bandit"]
 
 
+def test_a_record_keeps_simulated_times_and_a_backdoors_success(tmp_path: Path) -> None:
+    run = fs.run(fs.Config(algorithm="fedavg", system="drawn", attack="backdoor", hostile=0.5, **SMALL))
+    back = read_record(write_record(run, tmp_path))
+    for row, was in zip(back.rows, run.rows, strict=True):
+        assert row["simulated"] == pytest.approx(was["simulated"], rel=1e-5)
+        assert row["backdoor_success"] == pytest.approx(was["backdoor_success"], rel=1e-5)
+
+
 def test_a_record_has_each_clients_last_model_of_the_first_half(bandit: History, tmp_path: Path) -> None:
     back = read_record(write_record(bandit, tmp_path))
     expected: dict[str, tuple[int, list[float]]] = {}
@@ -43,6 +51,8 @@ def test_a_record_has_each_clients_last_model_of_the_first_half(bandit: History,
         expected |= {client: (row["round"], shares) for client, shares in row["per_class"].items()}
     found = {client: (row["round"], shares) for row in back.rows for client, shares in row.get("per_class", {}).items()}
     assert found == expected
+    unwatched = History(bandit.config.model_copy(update={"watch_models": False}), bandit.rows, bandit.summary)
+    assert not any("per_class" in row for row in read_record(write_record(unwatched, tmp_path)).rows)
 
 
 def test_a_record_says_nothing_of_folders_and_is_small(bandit: History, tmp_path: Path) -> None:

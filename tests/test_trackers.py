@@ -26,7 +26,7 @@ from fedsieve.runs.trackers import TRACKERS, tracker
 QUICK: dict[str, Any] = {"rounds": 3, "clients": 10, "local_epochs": 1, "device": "cpu", "engine": "sequential"}
 EACH_ROUND = {"test_accuracy", "test_loss", "train_loss", "score", "seconds", "kept", "excluded"}
 SET_BY_TRACKERS = ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING")
-AT_THE_END = {"seed", "rounds", "final_accuracy", "best_accuracy", "mean_last_10", "duration"}
+AT_THE_END = {"seed", "rounds", "final_accuracy", "best_accuracy", "mean_last_10", "duration", "requests_gini"}
 
 
 @dataclass

@@ -21,7 +21,7 @@ from fedsieve.runs import Callback, RunDirectory, compare, find_runs, run, summa
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
-from fedsieve.runs.experiment import find_device, find_ray
+from fedsieve.runs.experiment import SIMULATED, find_device, find_ray
 
 app = typer.Typer(
     name="fedsieve",
@@ -120,11 +120,12 @@ def compare_command(
     """Compare algorithms over seeds: a table, accuracy curves with bands, and who was sampled and kept.
 
     Finished runs in --out are not repeated, and an interrupted comparison goes on where it stopped. The table gives
-    mean ± standard deviation over seeds, and the rounds it took to reach the first algorithm's final accuracy.
+    mean ± standard deviation over seeds, and the rounds it took to reach the first algorithm's final accuracy; with
+    --system also simulated time and bytes sent, with --attack also whether hostile clients were kept.
     """
     from fedsieve.report import figures, style
     from fedsieve.report.page import write_page
-    from fedsieve.report.tables import comparison_table
+    from fedsieve.report.tables import attack_table, comparison_table
 
     config = settings.config()
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
@@ -144,13 +145,20 @@ def compare_command(
     )
     curves = {name: [history.accuracy for history in runs] for name, runs in done.items()}
     first = {name: runs[0].rows for name, runs in done.items()}
-    pictures = [
-        style.save(figures.accuracy_curves(curves, title), out / "curves.png"),
-        style.save(
-            figures.participation(first, config.clients, f"{title}: who was asked and kept, seed {config.seed}"),
-            out / "participation.png",
-        ),
-    ]
+    hostile = next(iter(done.values()))[0].summary.get("hostile", ())
+    asked_and_kept = f"{title}: who was asked and kept, seed {config.seed}"
+    drawn = {
+        "curves": figures.accuracy_curves(curves, title),
+        "participation": figures.participation(first, config.clients, asked_and_kept, hostile),
+    }
+    if config.system != "none":
+        for what in SIMULATED:
+            timed = {
+                name: [(taken, run.accuracy) for run in runs if (taken := run.simulated(what))]
+                for name, runs in done.items()
+            }
+            drawn[f"curves-{what}"] = figures.accuracy_over(what, timed, title)
+    pictures = [style.save(figure, out / f"{name}.png") for name, figure in drawn.items()]
     record = {
         "algorithms": [dataclasses.asdict(line) for line in lines],
         "config": config.model_dump(mode="json", exclude={"algorithm"}),
@@ -163,6 +171,8 @@ def compare_command(
         return
     console = Console(width=None if Console().is_terminal else 100)
     console.print(comparison_table(lines))
+    if config.attack != "none":
+        console.print(attack_table(lines))
     page = write_page([history for name in done for history in done[name]], out / "report.html", title)
     for path in [page, *pictures, out / "comparison.json"]:
         print(path)

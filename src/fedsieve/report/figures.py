@@ -9,7 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsieve import algorithms
-from fedsieve.report.style import GRID, INK, KEPT, LEFT_OUT, colour, new_figure, quiet
+from fedsieve.report.style import (
+    GRID,
+    HOSTILE_KEPT,
+    HOSTILE_LEFT_OUT,
+    INK,
+    KEPT,
+    LEFT_OUT,
+    colour,
+    new_figure,
+    quiet,
+)
+from fedsieve.report.units import SIZE, TIME, unit_for
+from fedsieve.runs.experiment import Simulated
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +30,17 @@ if TYPE_CHECKING:
 Curves = Mapping[str, Sequence[Sequence[float]]]
 """Runs of accuracies in [0, 1] by the name of their algorithm."""
 
-NOT_ASKED, ASKED, TAKEN = 0, 1, 2
+Timed = Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]]
+"""Runs by the name of their algorithm: what they had taken by the end of each round, and accuracies in [0, 1]."""
+
+NOT_ASKED, ASKED, TAKEN, HOSTILE_ASKED, HOSTILE_TAKEN = range(5)
+MARKS = {
+    "not asked": "#f4f4f4",
+    "asked, left out": LEFT_OUT,
+    "asked and kept": KEPT,
+    "hostile, left out": HOSTILE_LEFT_OUT,
+    "hostile, kept": HOSTILE_KEPT,
+}
 
 
 def accuracy_curves(curves: Curves, title: str = "") -> Figure:
@@ -35,6 +57,48 @@ def accuracy_curves(curves: Curves, title: str = "") -> Figure:
     if title:
         axes.set_title(title, loc="left", fontsize=11, color=INK)
     return figure
+
+
+def accuracy_over(what: Simulated, curves: Timed, title: str = "") -> Figure:
+    """Test accuracy over simulated seconds or bytes sent, as steps: what was known by then.
+
+    For each algorithm the mean over its runs and a band of one standard deviation, from where all of them have an
+    accuracy to where the first of them ends.
+    """
+    axis, units = {"seconds": ("simulated time", TIME), "bytes": ("bytes sent", SIZE)}[what]
+    unit, size = unit_for(max(taken[-1] for runs in curves.values() for taken, _ in runs), units)
+    figure = new_figure(8, 4.6)
+    axes = figure.add_subplot()
+    ends = []
+    for position, (name, runs) in enumerate(curves.items()):
+        places, values = common_steps(runs)
+        if not len(places):
+            continue
+        mean, own = 100 * values.mean(0), colour(name, position)
+        axes.step(places / size, mean, where="post", color=own, linewidth=1.8, label=_title(name))
+        if len(runs) > 1:
+            spread = 100 * values.std(0, ddof=1)
+            low, high = mean - spread, mean + spread
+            axes.fill_between(places / size, low, high, step="post", color=own, alpha=0.13, linewidth=0)
+        ends.append((float(mean[-1]), _title(name), own))
+    _calm(axes)
+    axes.set_xlim(left=0)
+    _label_ends(axes, ends)
+    axes.set_xlabel(f"{axis} ({unit})")
+    axes.set_ylabel("test accuracy (%)")
+    if title:
+        axes.set_title(title, loc="left", fontsize=11, color=INK)
+    return figure
+
+
+def common_steps(
+    runs: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Step functions on common places [n] and their values [runs, n], where all are known: `runs` of (where, value)."""
+    first, last = max(taken[0] for taken, _ in runs), min(taken[-1] for taken, _ in runs)
+    places = np.unique(np.concatenate([np.asarray(taken, dtype=np.float64) for taken, _ in runs]))
+    places = places[(places >= first) & (places <= last)]
+    return places, np.array([np.asarray(values)[np.searchsorted(taken, places, "right") - 1] for taken, values in runs])
 
 
 def accuracy_panels(
@@ -80,12 +144,16 @@ def _draw_curves(axes: Axes, curves: Curves, colours: Mapping[str, str]) -> list
             spread = values.std(0, ddof=1)
             axes.fill_between(rounds, mean - spread, mean + spread, color=own, alpha=0.13, linewidth=0)
         ends.append((float(mean[-1]), _title(name), own))
+    _calm(axes)
+    return ends
+
+
+def _calm(axes: Axes) -> None:
     quiet(axes)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.01)
     axes.set_ylim(bottom=0)
-    return ends
 
 
 def class_accuracy(panels: Mapping[str, NDArray[np.float64]], columns: int = 4, title: str = "") -> Figure:
@@ -118,10 +186,12 @@ def class_accuracy(panels: Mapping[str, NDArray[np.float64]], columns: int = 4, 
     return figure
 
 
-def participation(rows: Mapping[str, Sequence[Mapping[str, Any]]], clients: int, title: str = "") -> Figure:
+def participation(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], clients: int, title: str = "", hostile: Sequence[int] = ()
+) -> Figure:
     """Who was sampled and who was kept, round by round: one panel per algorithm, one row of cells per client.
 
-    `rows` maps algorithm names to the rows of one run each.
+    `rows` maps algorithm names to the rows of one run each; the same clients are `hostile` in all of them.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -134,12 +204,12 @@ def participation(rows: Mapping[str, Sequence[Mapping[str, Any]]], clients: int,
         axes.set_visible(False)
     for axes, (name, run) in zip(panels.flat, rows.items(), strict=False):
         axes.imshow(
-            participation_map(run, clients),
+            participation_map(run, clients, hostile),
             aspect="auto",
             interpolation="nearest",
-            cmap=ListedColormap(["#f4f4f4", LEFT_OUT, KEPT]),
+            cmap=ListedColormap(list(MARKS.values())),
             vmin=NOT_ASKED,
-            vmax=TAKEN,
+            vmax=HOSTILE_TAKEN,
             extent=(0.5, len(run) + 0.5, clients - 0.5, -0.5),
         )
         axes.set_title(_title(name), fontsize=10, color=INK, loc="left")
@@ -150,20 +220,22 @@ def participation(rows: Mapping[str, Sequence[Mapping[str, Any]]], clients: int,
         axes.set_ylabel("client")
     for axes in panels[-1, :]:
         axes.set_xlabel("round")
-    labels = {"not asked": "#f4f4f4", "asked, left out": LEFT_OUT, "asked and kept": KEPT}
-    patches = [Patch(facecolor=shade, edgecolor=GRID, label=label) for label, shade in labels.items()]
+    patches = [Patch(facecolor=shade, edgecolor=GRID, label=label) for label, shade in MARKS.items()]
+    patches = patches[: None if len(hostile) else HOSTILE_ASKED]
     figure.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK)
     if title:
         figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
     return figure
 
 
-def participation_map(rows: Sequence[Mapping[str, Any]], clients: int) -> NDArray[np.int8]:
-    """[clients, rounds] of 0 (not asked), 1 (asked, left out) and 2 (asked and kept)."""
+def participation_map(rows: Sequence[Mapping[str, Any]], clients: int, hostile: Sequence[int] = ()) -> NDArray[np.int8]:
+    """[clients, rounds] of 0 (not asked), 1 (left out) and 2 (kept); of hostile clients 3 (left out) and 4 (kept)."""
     cells = np.zeros((clients, len(rows)), dtype=np.int8)
     for column, row in enumerate(rows):
         cells[row["sampled"], column] = ASKED
         cells[row["kept"], column] = TAKEN
+    of_hostile = cells[list(hostile)]
+    cells[list(hostile)] = np.where(of_hostile, of_hostile + TAKEN, NOT_ASKED)
     return cells
 
 

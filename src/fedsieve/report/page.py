@@ -23,7 +23,7 @@ from fedsieve.report.style import colour
 from fedsieve.report.tables import PHASE_MEANINGS
 from fedsieve.runs import Config, History, Line, Spread, summarise
 from fedsieve.runs.config import PLACE
-from fedsieve.runs.experiment import split_data
+from fedsieve.runs.experiment import SIMULATED, split_data
 
 MOST_CLIENTS = 200
 """Above this, what is shown client by client would be thinner than a hair and is left out."""
@@ -60,13 +60,18 @@ def write_page(histories: Sequence[History], path: Path, title: str | None = Non
     folder = files("fedsieve.report") / "page"
     page = Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
         title=html.escape(title),
-        style=(folder / "page.css").read_text(encoding="utf-8"),
-        script=(folder / "page.js").read_text(encoding="utf-8"),
+        style=_without_indents((folder / "page.css").read_text(encoding="utf-8")),
+        script=_without_indents((folder / "page.js").read_text(encoding="utf-8")),
         data=_json_for_html(_report(settings)),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _without_indents(code: str) -> str:
+    """They are for those who write it, and a tenth of its length."""
+    return "".join(line.lstrip(" ") for line in code.splitlines(keepends=True))
 
 
 def _by_setting(histories: Sequence[History]) -> list[Setting]:
@@ -178,6 +183,14 @@ def _line(line: Line) -> dict[str, Any]:
     def pair(spread: Spread | None) -> list[float | None] | None:
         return None if spread is None else [_number(spread.mean), _number(spread.std)]
 
+    not_always_known = {
+        "seconds": pair(line.seconds_to_target),
+        "bytes": pair(line.bytes_to_target),
+        "gini": pair(line.requests_gini),
+        "hostileAsked": pair(line.hostile_sampled),
+        "hostileKept": pair(line.hostile_kept),
+        "backdoor": pair(line.backdoor_success),
+    }
     return {
         "algorithm": line.algorithm,
         "seeds": line.seeds,
@@ -186,19 +199,22 @@ def _line(line: Line) -> dict[str, Any]:
         "last": pair(line.mean_last_10),
         "rounds": pair(line.rounds_to_target),
         "reached": line.reached,
+        **{name: value for name, value in not_always_known.items() if value is not None},
     }
 
 
 def _run(history: History, detail: _Detail) -> dict[str, Any]:
     rows = history.rows
     searches = [row.get("search") or {} for row in rows]
-    record = {
+    record: dict[str, list[float | None]] = {
         "accuracy": [_number(row["test_accuracy"]) for row in rows],
         "testLoss": [_number(row["test_loss"]) for row in rows],
         "trainLoss": [_number(row["train_loss"]) for row in rows],
         "score": [_number(row.get("score")) for row in rows],
         "scoreOfAll": [_number(search.get("all")) for search in searches],
         "scoreOfSingle": [_number(search.get("single")) for search in searches],
+        "backdoor": [_number(row.get("backdoor_success")) for row in rows],
+        **{what: [_number(value) for value in history.simulated(what) or ()] for what in SIMULATED},
     }
     record = {name: values for name, values in record.items() if any(value is not None for value in values)}
     run: dict[str, Any] = {"seed": history.config.seed, **record}
@@ -225,8 +241,8 @@ def _run(history: History, detail: _Detail) -> dict[str, Any]:
 
 
 def _participation(history: History) -> str:
-    """A digit per client, round after round: 0 not asked, 1 asked and left out, 2 kept."""
-    cells = participation_map(history.rows, history.config.clients)
+    """A digit per client, round after round, as in `participation_map`."""
+    cells = participation_map(history.rows, history.config.clients, history.summary.get("hostile", ()))
     return (cells.T + ord("0")).astype(np.uint8).tobytes().decode("ascii")
 
 

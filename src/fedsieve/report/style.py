@@ -13,6 +13,8 @@ INK = "#333333"
 GRID = "#e4e4e4"
 LEFT_OUT = "#E69F00"
 KEPT = "#0072B2"
+HOSTILE_LEFT_OUT = "#CC79A7"
+HOSTILE_KEPT = "#000000"
 COLOURS = {
     "fedavg": "#555555",
     "fedprox": "#E69F00",

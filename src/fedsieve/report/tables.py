@@ -9,32 +9,62 @@ from rich.table import Table
 
 from fedsieve import algorithms
 from fedsieve.parts import Part
+from fedsieve.report.units import SIZE, TIME, Units, written
 from fedsieve.runs import Line, Spread
 
 
 def comparison_table(lines: Sequence[Line]) -> Table:
-    """Mean ± standard deviation over seeds of final, best and last-10 accuracy, and rounds to the first's final one."""
+    """Mean ± standard deviation over seeds of final, best and last-10 accuracy, and what the first's final one took.
+
+    That is rounds and, where clients have devices, simulated time and bytes sent.
+    """
     first = lines[0]
+    simulated = any(line.seconds_to_target for line in lines)
+    what = "rounds, simulated time and bytes sent" if simulated else "rounds"
     table = Table(
         title=f"Test accuracy in %, mean ± std over {max(line.seeds for line in lines)} seed(s)",
-        caption=f"* rounds to reach {100 * first.final.mean:.1f} %, {_title(first)}'s final accuracy; (seeds that did)",
+        caption=f"* {what} to reach {100 * first.final.mean:.1f} %, {_title(first)}'s final accuracy; (seeds that did)",
         title_justify="left",
         caption_justify="left",
         header_style="bold",
     )
     table.add_column("Algorithm", no_wrap=True)
-    for heading in ("Final", "Best", "Last 10 rounds", "Rounds to target*"):
+    costs = ("Rounds*", "Time*", "Bytes*") if simulated else ("Rounds to target*",)
+    for heading in ("Final", "Best", "Last 10 rounds", *costs):
         table.add_column(heading, justify="right", no_wrap=True)
     best = max(line.mean_last_10.mean for line in lines)
     for line in lines:
-        table.add_row(
+        rounds = line.rounds_to_target
+        cells = [
             _title(line),
             _percent(line.final),
             _percent(line.best),
             _percent(line.mean_last_10),
-            "–" if line.rounds_to_target is None else f"{line.rounds_to_target.mean:.1f} ({line.reached}/{line.seeds})",
-            style="bold" if line.mean_last_10.mean == best else None,
-        )
+            "–" if rounds is None else f"{rounds.mean:.1f} ({line.reached}/{line.seeds})",
+        ]
+        if simulated:
+            cells += [_amount(line.seconds_to_target, TIME), _amount(line.bytes_to_target, SIZE)]
+        table.add_row(*cells, style="bold" if line.mean_last_10.mean == best else None)
+    return table
+
+
+def attack_table(lines: Sequence[Line]) -> Table:
+    """Of runs with hostile clients: their share of requests and of models kept, and how well a backdoor works."""
+    table = Table(
+        title="Share of hostile clients in %",
+        caption="Gini: how unevenly clients were asked, from 0 to 1",
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+    )
+    table.add_column("Algorithm", no_wrap=True)
+    backdoor = any(line.backdoor_success for line in lines)
+    for heading in ("Of those asked", "Of those kept", "Gini", *(("Backdoor works",) if backdoor else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in lines:
+        cells = [_title(line), _percent(line.hostile_sampled), _percent(line.hostile_kept)]
+        cells.append("–" if line.requests_gini is None else f"{line.requests_gini.mean:.2f}")
+        table.add_row(*cells, *([_percent(line.backdoor_success)] if backdoor else []))
     return table
 
 
@@ -101,8 +131,12 @@ def parts_table(title: str, parts: Mapping[str, Part[Any]]) -> Table:
     return table
 
 
-def _percent(spread: Spread) -> str:
-    return f"{100 * spread.mean:.1f} ± {100 * spread.std:.1f}"
+def _percent(spread: Spread | None) -> str:
+    return "–" if spread is None else f"{100 * spread.mean:.1f} ± {100 * spread.std:.1f}"
+
+
+def _amount(spread: Spread | None, units: Units) -> str:
+    return "–" if spread is None else written(spread.mean, units)
 
 
 def _title(line: Line) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import numpy as np
-
 from fedsieve.attacks import ATTACKS as NAMES_OF_ATTACKS
 from fedsieve.parts import SAMPLERS as NAMES_OF_SAMPLERS
 from fedsieve.reproduction.field import ASSUMED, DEFENCES, KEEPERS, SHARES, Battle, Choice, can_stand
@@ -36,35 +34,26 @@ def samplers_table(heterogeneity: str, results: Results) -> Table:
                     spread_of([rounds for rounds, _ in reached]),
                     spread_of([seconds / 60 for _, seconds in reached]),
                     f"{len(reached)} of {len(runs)}" if runs else NOTHING,
-                    spread_of([100 * most_asked(run) for run in runs]),
+                    spread_of([float(run.summary["requests_gini"]) for run in runs], digits=2),
                 )
             )
     said = NOTHING if target is None else f"{target:.1f} %"
     return Table(
         f"Ways to choose clients, {heterogeneity} heterogeneity",
-        ("Sampler", "Kept", "Accuracy", "Last 10 rounds", "Rounds", "Simulated minutes", "Reached", "Most asked"),
+        ("Sampler", "Kept", "Accuracy", "Last 10 rounds", "Rounds", "Simulated minutes", "Reached", "Gini"),
         rows,
         "Test accuracy in %, mean ± standard deviation over seeds. Rounds and simulated minutes to "
-        f"{said}, the mean final accuracy of uniform sampling that keeps all, of the seeds that reached it. Most "
-        "asked: the share of all requests, in %, that went to the most-asked tenth of the clients (10 is even). The "
-        "best subset with ucb or thompson is FedCM, with uniform FedCA.",
+        f"{said}, the mean final accuracy of uniform sampling that keeps all, of the seeds that reached it. Gini: how "
+        "unevenly clients were asked, from 0, all as often, to almost 1, always the same one. The best subset with ucb "
+        "or thompson is FedCM, with uniform FedCA.",
         left=2,
     )
 
 
 def _way_to(target: float | None, run: History) -> tuple[float, float] | None:
     """Rounds and simulated seconds to an accuracy in %."""
-    rounds = None if target is None else rounds_to(target / 100, run.accuracy)
-    if rounds is None:
-        return None
-    return float(rounds), sum(float(row["simulated"]["seconds"]) for row in run.rows[:rounds])
-
-
-def most_asked(run: History) -> float:
-    """The share of all requests that went to the tenth of the clients that were asked most."""
-    asked = np.bincount(np.concatenate([row["sampled"] for row in run.rows]), minlength=run.config.clients)
-    tenth = max(1, round(run.config.clients / 10))
-    return float(np.sort(asked)[-tenth:].sum() / asked.sum())
+    rounds, seconds = None if target is None else rounds_to(target / 100, run.accuracy), run.simulated("seconds")
+    return None if rounds is None or seconds is None else (float(rounds), seconds[rounds - 1])
 
 
 def attacks_table(share: float, results: Results) -> Table:

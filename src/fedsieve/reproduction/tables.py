@@ -166,12 +166,13 @@ def _note(results: Results, cells: Sequence[Cell]) -> str:
     )
 
 
-def spread_of(values: Collection[float]) -> str:
+def spread_of(values: Collection[float], digits: int = 1) -> str:
     """Mean ± standard deviation; one value has none."""
     if not values:
         return NOTHING
     spread = Spread.of(list(values))
-    return f"{spread.mean:.1f} ± {spread.std:.1f}" if len(values) > 1 else f"{spread.mean:.1f}"
+    mean, std = f"{spread.mean:.{digits}f}", f"{spread.std:.{digits}f}"
+    return f"{mean} ± {std}" if len(values) > 1 else mean
 
 
 def _interval(interval: Interval | None, unit: str) -> str:

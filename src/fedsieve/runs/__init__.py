@@ -8,6 +8,7 @@ from fedsieve.runs.experiment import History, assemble, load, run
 from fedsieve.runs.find import find_runs
 from fedsieve.runs.frames import RunFrames, load_run
 from fedsieve.runs.many import run_many
+from fedsieve.runs.participation import gini, requests, share_of
 from fedsieve.runs.record import read_record, record_name, write_record
 from fedsieve.runs.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
@@ -26,13 +27,16 @@ __all__ = [
     "assemble",
     "compare",
     "find_runs",
+    "gini",
     "load",
     "load_run",
     "read_record",
     "record_name",
+    "requests",
     "rounds_to",
     "run",
     "run_many",
+    "share_of",
     "summarise",
     "tracker",
     "write_record",

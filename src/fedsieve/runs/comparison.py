@@ -13,8 +13,9 @@ from fedsieve import algorithms as registry
 from fedsieve.errors import InvalidSetting
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
-from fedsieve.runs.experiment import History
+from fedsieve.runs.experiment import History, Simulated
 from fedsieve.runs.many import run_many
+from fedsieve.runs.participation import share_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,11 @@ class Spread:
 class Line:
     """One algorithm's line of a comparison; accuracies in [0, 1].
 
-    `rounds_to_target` is over the `reached` of `seeds` runs that came to the first algorithm's mean final accuracy.
+    `rounds_to_target` is over the `reached` of `seeds` runs that came to the first algorithm's mean final accuracy, as
+    are simulated `seconds_to_target` and `bytes_to_target` of those with a system. Where clients are hostile,
+    `hostile_sampled` and `hostile_kept` are their share of the requests and of the models kept; `backdoor_success` is
+    over the last ten rounds. `requests_gini` says how unevenly clients were asked (see `gini`). What the runs don't
+    know is None.
     """
 
     algorithm: str
@@ -44,6 +49,12 @@ class Line:
     mean_last_10: Spread
     rounds_to_target: Spread | None
     reached: int
+    seconds_to_target: Spread | None
+    bytes_to_target: Spread | None
+    requests_gini: Spread | None
+    hostile_sampled: Spread | None
+    hostile_kept: Spread | None
+    backdoor_success: Spread | None
 
 
 def grid(config: Config, algorithms: Sequence[str], seeds: int) -> list[Config]:
@@ -91,7 +102,8 @@ def summarise(histories: Mapping[str, Sequence[History]]) -> list[Line]:
     lines = []
     for name, runs in done.items():
         summaries: list[dict[str, Any]] = [history.summary for history in runs]
-        reached = [rounds for history in runs if (rounds := rounds_to(target, history.accuracy)) is not None]
+        reached = [(history, rounds) for history in runs if (rounds := rounds_to(target, history.accuracy)) is not None]
+        attacked = [history for history in runs if "hostile" in history.summary]
         lines.append(
             Line(
                 algorithm=name,
@@ -99,8 +111,14 @@ def summarise(histories: Mapping[str, Sequence[History]]) -> list[Line]:
                 final=Spread.of([summary["final_accuracy"] for summary in summaries]),
                 best=Spread.of([summary["best_accuracy"] for summary in summaries]),
                 mean_last_10=Spread.of([summary["mean_last_10"] for summary in summaries]),
-                rounds_to_target=Spread.of(reached) if reached else None,
+                rounds_to_target=_known([rounds for _, rounds in reached]),
                 reached=len(reached),
+                seconds_to_target=_known([_until(history, "seconds", rounds) for history, rounds in reached]),
+                bytes_to_target=_known([_until(history, "bytes", rounds) for history, rounds in reached]),
+                requests_gini=_known([summary.get("requests_gini") for summary in summaries]),
+                hostile_sampled=_known([share_of(run.summary["hostile"], run.rows, "sampled") for run in attacked]),
+                hostile_kept=_known([share_of(run.summary["hostile"], run.rows, "kept") for run in attacked]),
+                backdoor_success=_known([_backdoor_success(history) for history in runs]),
             )
         )
     return lines
@@ -109,3 +127,19 @@ def summarise(histories: Mapping[str, Sequence[History]]) -> list[Line]:
 def rounds_to(target: float, accuracy: Sequence[float]) -> int | None:
     """The first round (from 1) whose accuracy is at least `target`."""
     return next((round for round, value in enumerate(accuracy, start=1) if value >= target), None)
+
+
+def _until(history: History, what: Simulated, round: int) -> float | None:
+    so_far = history.simulated(what)
+    return None if so_far is None else so_far[round - 1]
+
+
+def _backdoor_success(history: History) -> float | None:
+    last = [row["backdoor_success"] for row in history.rows[-10:] if "backdoor_success" in row]
+    return float(np.mean(last)) if last else None
+
+
+def _known(values: Sequence[float | None]) -> Spread | None:
+    """Over the values that are known, if any is."""
+    known = [value for value in values if value is not None]
+    return Spread.of(known) if known else None

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config, check_device
 from fedsieve.runs.directory import RunDirectory
 from fedsieve.runs.environment import environment
+from fedsieve.runs.participation import gini, requests
 from fedsieve.sampling import ClientSampler
 from fedsieve.system import SystemModel
 
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 FEW_CLIENTS = 200
 """Up to so many, a row has details of each."""
+
+Simulated = Literal["seconds", "bytes"]
+SIMULATED: tuple[Simulated, ...] = get_args(Simulated)
 
 log = logging.getLogger("fedsieve")
 
@@ -62,6 +67,12 @@ class History:
     def accuracy(self) -> list[float]:
         """Test accuracy after each round."""
         return [float(row["test_accuracy"]) for row in self.rows]
+
+    def simulated(self, what: Simulated) -> list[float] | None:
+        """Simulated seconds, or bytes sent, from the start to the end of each round; None without a system."""
+        if not all("simulated" in row for row in self.rows):
+            return None
+        return list(accumulate(float(row["simulated"][what]) for row in self.rows))
 
     def frame(self) -> pd.DataFrame:
         """The rows as a pandas frame indexed by round."""
@@ -133,7 +144,7 @@ def run(
     finally:
         engine.close()
 
-    summary = _summary(config, rows, federation.model.device) | ({"own_parts": own_parts} if own_parts else {})
+    summary = _summary(config, rows, federation) | ({"own_parts": own_parts} if own_parts else {})
     if isinstance(engine, HostileEngine):
         summary["hostile"] = sorted(engine.hostile)
     if directory is not None:
@@ -388,7 +399,7 @@ def _details(played: Round) -> dict[str, Any]:
     return details
 
 
-def _summary(config: Config, rows: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Any]:
+def _summary(config: Config, rows: Sequence[Mapping[str, Any]], federation: Federation) -> dict[str, Any]:
     reached = [float(row["test_accuracy"]) for row in rows]
     return {
         "algorithm": config.algorithm,
@@ -399,7 +410,8 @@ def _summary(config: Config, rows: Sequence[Mapping[str, Any]], device: torch.de
         "mean_last_10": float(np.mean(reached[-10:])),
         "duration": round(sum(float(row["seconds"]) for row in rows), 3),
         **_simulated(rows),
-        **environment(device),
+        "requests_gini": round(gini(requests(rows, federation.clients.tolist())), 4),
+        **environment(federation.model.device),
     }
 
 
@@ -407,7 +419,7 @@ def _simulated(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All the time that a run's devices would have taken, and the bytes they would have sent."""
     if "simulated" not in rows[-1]:
         return {}
-    return {"simulated": {what: sum(row["simulated"][what] for row in rows) for what in ("seconds", "bytes")}}
+    return {"simulated": {what: sum(row["simulated"][what] for row in rows) for what in SIMULATED}}
 
 
 def _name(part: object) -> str:

@@ -15,11 +15,10 @@ from typing import Any
 from fedsieve.errors import InvalidSetting
 from fedsieve.runs.config import PLACE, Config
 from fedsieve.runs.directory import write_whole
-from fedsieve.runs.experiment import History
+from fedsieve.runs.experiment import SIMULATED, History
 
 FORMAT = "fedsieve run 1"
 SERIES = ("sampled", "kept", "score", "test_accuracy", "test_loss", "train_loss", "seconds")
-SIMULATED = ("seconds", "bytes")
 DIGITS = 6
 
 
@@ -81,10 +80,10 @@ def _record(history: History, what: Mapping[str, Any]) -> dict[str, Any]:
     if any(row["search"] for row in rows):
         for name in ("all", "single"):
             series[f"score_of_{name}"] = [_short((row["search"] or {}).get(name)) for row in rows]
-    if "simulated" in rows[-1]:
+    if all("simulated" in row for row in rows):
         for name in SIMULATED:
-            series[f"simulated_{name}"] = [_short(float(row["simulated"][name])) for row in rows]
-    if "backdoor_success" in rows[-1]:
+            series[f"simulated_{name}"] = [_short(row["simulated"][name]) for row in rows]
+    if all("backdoor_success" in row for row in rows):
         series["backdoor_success"] = [_short(row["backdoor_success"]) for row in rows]
     return {
         "format": FORMAT,
@@ -92,7 +91,7 @@ def _record(history: History, what: Mapping[str, Any]) -> dict[str, Any]:
         "summary": history.summary,
         "rounds": series,
         "excluded": {str(row["round"]): row["excluded"] for row in rows if row["excluded"]},
-        "per_class": _half_way(rows),
+        "per_class": _half_way(rows) if history.config.watch_models else {},
         "bandit": rows[-1].get("bandit"),
     }
 

@@ -12,9 +12,16 @@
     { field: "scoreOfAll", name: "all models", colour: "#E69F00", dash: "7 4" },
     { field: "scoreOfSingle", name: "best single model", colour: "#777777", dash: "2 4" },
   ];
+  const MEASURES = {
+    rounds: { name: "Rounds", axis: "round" },
+    seconds: { name: "Simulated time", axis: "simulated time", units: [["s", 1], ["min", 60], ["h", 3600], ["days", 86400]] },
+    bytes: { name: "Bytes sent", axis: "bytes sent", units: [["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]] },
+  };
+  const STEPS = 300; // places at which curves over time and bytes are looked at
   const hidden = new Set(); // algorithms that are switched off
   let setting = report.settings[0];
-  let zoom = null; // [first, last] round, the same for all charts over rounds
+  let view = "rounds"; // what accuracy and loss are drawn over
+  let zooms = {}; // [first, last] by what charts are drawn over, the same for all of these
   let charts = []; // what has to be drawn again when the page changes
   let printing = false;
 
@@ -62,17 +69,64 @@
     return { mean, std: values.length > 1 ? Math.sqrt(squares / (values.length - 1)) : 0 };
   }
 
-  /** Mean and band over runs, round by round; a round counts the runs that came to it. */
-  function curve(runs, field) {
-    const lists = runs.map((run) => run[field]).filter(Boolean);
+  /** Mean and band over runs: in every round of those that came to it; over time and bytes, of the last round by then. */
+  function curve(runs, field, over = "rounds") {
+    const known = runs.filter((run) => run[field] && (over === "rounds" || run[over]));
+    const round = (run, x) => (over === "rounds" ? x : x > run[over].at(-1) ? 0 : countUpTo(run[over], x));
+    const rounds = [1, Math.max(0, ...known.map((run) => run[field].length))];
     const points = [];
-    for (let at = 0; at < Math.max(0, ...lists.map((list) => list.length)); at++) {
-      const values = lists.map((list) => list[at]).filter((value) => value != null);
+    for (const x of over === "rounds" ? places(over, rounds) : commonPlaces(known, over)) {
+      const values = known.map((run) => run[field][round(run, x) - 1]).filter((value) => value != null);
       if (!values.length) continue;
       const { mean, std } = spread(values);
-      points.push({ x: at + 1, mean, low: mean - std, high: mean + std, missing: runs.length - values.length });
+      points.push({ x, mean, low: mean - std, high: mean + std, missing: runs.length - values.length });
     }
     return points;
+  }
+
+  /** From where all runs have a value, to where the first of those that are finished ends. */
+  function commonPlaces(runs, over) {
+    const start = Math.max(...runs.map((run) => run[over][0])), end = commonEnd(runs, over);
+    return [start, ...places(over), end].filter((x) => x >= start && x <= end);
+  }
+
+  function commonEnd(runs, over) {
+    const finished = runs.filter((run) => run[over]?.length === setting.rounds);
+    return Math.min(...(finished.length ? finished : runs.filter((run) => run[over])).map((run) => run[over].at(-1)));
+  }
+
+  /** How many of these rising numbers are at most x. */
+  function countUpTo(rising, x) {
+    let low = 0, high = rising.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (rising[middle] <= x) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  // ---- what charts are drawn over --------------------------------------------------------------------------------
+
+  const isSimulated = () => Object.values(setting.runs).flat().some((run) => run.seconds);
+
+  function whole(over) {
+    if (over === "rounds") return [1, Math.max(1, setting.rounds)];
+    return [0, Math.max(...Object.values(setting.runs).map((runs) => commonEnd(runs, over)).filter(Number.isFinite))];
+  }
+  const span = (over) => zooms[over] ?? whole(over);
+
+  function places(over, [first, last] = span(over)) {
+    if (over === "rounds") return Array.from({ length: Math.max(0, last - first + 1) }, (_, k) => first + k);
+    return Array.from({ length: STEPS + 1 }, (_, k) => first + (last - first) * k / STEPS);
+  }
+
+  /** The largest unit of which the value is at least two. */
+  const unitFor = (value, over) => MEASURES[over].units.findLast(([, size]) => value >= 2 * size) ?? MEASURES[over].units[0];
+
+  function amount(value, over) {
+    const [unit, size] = unitFor(value, over);
+    return `${(value / size).toFixed(Math.max(0, 3 - String(Math.trunc(value / size)).length))}\u00a0${unit}`;
   }
 
   function ticks(low, high, wanted) {
@@ -127,40 +181,44 @@
     picture.replaceChildren();
   }
 
-  /** Lines over rounds with bands. Options: series() → [{name, colour, dash, points}], describe(), format(value),
-      axis, tick(value), range [least, most], fromZero, endNames, rounds() that lines have (default: all), single (only the line nearest to the pointer is named), front() → a line's name. */
+  /** Lines with bands. Options: series() → [{name, colour, dash, points}], describe(), format(value), over() → what is on
+      the horizontal axis (default: rounds), axis, tick(value), range [least, most], fromZero, endNames, rounds() that
+      lines have (default: all), single (only the line nearest to the pointer is named), front() → a line's name. */
   function lineChart(host, options) {
     let series = [], scale = null, at = null, front = null, overlay = null, dragFrom = null;
+    let over = "rounds", known = []; // the places at which lines may have a value
     host.classList.add("lines");
     const { picture, chart } = canvas(host, options, draw);
 
     function draw(_, width) {
+      over = options.over?.() ?? "rounds";
       series = options.series();
       const height = Math.round(limits(200, width * 0.42, 340));
       frame(picture, width, height);
       const named = options.endNames && width > 560;
       const right = named ? 22 + 7.6 * Math.max(4, ...series.map((one) => short(one.name).length)) : 12;
       const box = { left: 50, right: width - right, top: 8, bottom: height - 36 };
-      const all = Math.max(1, setting.rounds);
-      const [first, last] = zoom ?? [1, all];
+      const [first, last] = span(over);
       const seen = series.flatMap((one) => one.points.filter((point) => point.x >= first && point.x <= last));
       if (!seen.length) {
         picture.append(svg("text", { class: "nothing", x: width / 2, y: height / 2 }, "nothing to show"));
         overlay = null;
         return;
       }
+      known = (options.rounds?.() ?? places(over)).filter((x) => x >= first && x <= last);
+      if (at != null) at = nearest(at);
       let low = Infinity, high = -Infinity;
       for (const point of seen) { low = Math.min(low, point.low); high = Math.max(high, point.high); }
       const room = (high - low || Math.abs(high) || 1) * 0.05;
       const [least, most] = options.range ?? [-Infinity, Infinity];
-      low = options.fromZero && !zoom ? 0 : Math.max(least, low - room);
+      low = options.fromZero && !zooms[over] ? 0 : Math.max(least, low - room);
       high = Math.min(most, high + room);
       const from = last > first ? first : first - 0.5, to = last > first ? last : last + 0.5;
       scale = {
         box, from, to,
         x: (value) => box.left + (value - from) / (to - from) * (box.right - box.left),
         y: (value) => box.bottom - (value - low) / (high - low) * (box.bottom - box.top),
-        round: (x) => limits(first, Math.round(from + (x - box.left) / (box.right - box.left) * (to - from)), last),
+        place: (x) => nearest(from + (x - box.left) / (box.right - box.left) * (to - from)),
         value: (y) => low + (box.bottom - y) / (box.bottom - box.top) * (high - low),
       };
       const clip = `clip-${charts.indexOf(chart)}`;
@@ -172,11 +230,13 @@
           svg("line", { class: "grid", x1: box.left, x2: box.right, y1: scale.y(tick), y2: scale.y(tick) }),
           svg("text", { x: box.left - 6, y: scale.y(tick) + 4, "text-anchor": "end" }, options.tick(tick)));
       }
-      for (const tick of wholeTicks(from, to, width / 90)) {
-        picture.append(svg("text", { x: scale.x(tick), y: box.bottom + 16, "text-anchor": "middle" }, tick));
+      const [unit, size] = over === "rounds" ? [null, 1] : unitFor(last, over);
+      for (const tick of (unit ? ticks : wholeTicks)(from / size, to / size, width / 90)) {
+        picture.append(svg("text", { x: scale.x(tick * size), y: box.bottom + 16, "text-anchor": "middle" }, unit ? plain(tick) : tick));
       }
+      const under = MEASURES[over].axis + (unit ? ` (${unit})` : "");
       picture.append(
-        svg("text", { x: (box.left + box.right) / 2, y: height - 4, "text-anchor": "middle" }, "round"),
+        svg("text", { x: (box.left + box.right) / 2, y: height - 4, "text-anchor": "middle" }, under),
         svg("text", { transform: `translate(11 ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, options.axis));
       const lines = svg("g", { "clip-path": `url(#${clip})`, class: options.single ? "thin" : null });
       for (const one of series) lines.append(line(one, options.single));
@@ -186,13 +246,14 @@
       mark();
     }
 
-    const step = () => { const [first, second] = options.rounds?.() ?? []; return second == null ? 1 : second - first; };
+    const step = () => (known.length > 1 ? known[1] - known[0] : 1);
+    const nearest = (x) => known.reduce((best, each) => (Math.abs(each - x) < Math.abs(best - x) ? each : best));
 
     function line(one, thin) {
       const segments = [];
       for (const point of one.points) {
         const before = segments.at(-1)?.at(-1);
-        if (before && before.x + step() >= point.x) segments.at(-1).push(point);
+        if (before && before.x + 1.01 * step() >= point.x) segments.at(-1).push(point);
         else segments.push([point]);
       }
       const to = (value) => (point) => `${scale.x(point.x).toFixed(1)},${scale.y(point[value]).toFixed(1)}`;
@@ -234,12 +295,10 @@
       }
     }
 
-    function point(round, y) {
+    function point(place, y) {
       if (!scale || !overlay) return;
-      const known = options.rounds?.() ?? [];
-      if (known.length) round = known.reduce((best, each) => (Math.abs(each - round) < Math.abs(best - round) ? each : best));
-      at = round;
-      const found = series.map((one) => ({ one, point: one.points.find((point) => point.x === round) }))
+      at = place;
+      const found = series.map((one) => ({ one, point: one.points.find((point) => point.x === place) }))
         .filter((each) => each.point);
       if (options.single && y != null) {
         const value = scale.value(y);
@@ -253,7 +312,8 @@
       const box = picture.getBoundingClientRect();
       const stretch = box.width / picture.viewBox.baseVal.width;
       const height = y ?? (named[0] ? scale.y(named[0].point.mean) : scale.box.top);
-      showTip(box.left + scale.x(round) * stretch, box.top + height * stretch, box, `round ${round}`,
+      const heading = over === "rounds" ? `round ${place}` : `after ${amount(place, over)}`;
+      showTip(box.left + scale.x(place) * stretch, box.top + height * stretch, box, heading,
         named.map(({ one, point }) => ({ colour: one.colour, name: one.name, text: options.format(point) })));
     }
 
@@ -263,26 +323,26 @@
       hideTip();
     }
 
-    function place(event) {
+    function pointer(event) {
       const box = picture.getBoundingClientRect();
       const stretch = picture.viewBox.baseVal.width / box.width;
       return { x: (event.clientX - box.left) * stretch, y: (event.clientY - box.top) * stretch };
     }
 
     function dragged(event) {
-      const x = place(event).x;
+      const { x } = pointer(event);
       return dragFrom != null && Math.abs(x - dragFrom) > 8 ? [Math.min(x, dragFrom), Math.max(x, dragFrom)] : null;
     }
 
     picture.addEventListener("pointerdown", (event) => {
       if (!overlay || event.button !== 0) return;
-      dragFrom = place(event).x;
+      dragFrom = pointer(event).x;
       picture.setPointerCapture(event.pointerId);
     });
     picture.addEventListener("pointermove", (event) => {
       if (!overlay) return;
-      const { x, y } = place(event);
-      point(scale.round(x), y);
+      const { x, y } = pointer(event);
+      point(scale.place(x), y);
       const range = dragged(event);
       if (range) {
         const [left, right] = range.map((edge) => limits(scale.box.left, edge, scale.box.right));
@@ -292,21 +352,21 @@
     picture.addEventListener("pointerup", (event) => {
       const range = overlay ? dragged(event) : null;
       dragFrom = null;
-      if (range) zoomTo(scale.round(range[0]), scale.round(range[1]));
-      else if (overlay && event.pointerType !== "mouse") point(scale.round(place(event).x), place(event).y);
+      if (range) zoomTo(over, range.map(scale.place));
+      else if (overlay && event.pointerType !== "mouse") point(scale.place(pointer(event).x), pointer(event).y);
     });
     picture.addEventListener("pointercancel", () => { dragFrom = null; leave(); });
     picture.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") leave(); });
-    picture.addEventListener("dblclick", () => zoomTo(null));
+    picture.addEventListener("dblclick", () => zoomTo(over, null));
     picture.addEventListener("blur", leave);
     picture.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || !overlay) return;
-      const [first, last] = zoom ?? [1, setting.rounds];
-      const steps = { ArrowLeft: at == null ? last : at - step(), ArrowRight: at == null ? first : at + step(), Home: first, End: last };
-      if (event.key in steps) point(limits(first, steps[event.key], last));
-      else if (event.key === "+" || event.key === "=") zoomBy(0.5, at);
-      else if (event.key === "-") zoomBy(2, at);
-      else if (event.key === "Escape") { leave(); zoomTo(null); }
+      const end = known.length - 1, here = known.indexOf(at);
+      const steps = { ArrowLeft: at == null ? end : here - 1, ArrowRight: here + 1, Home: 0, End: end };
+      if (event.key in steps) point(known[limits(0, steps[event.key], end)]);
+      else if (event.key === "+" || event.key === "=") zoomBy(over, 0.5, at);
+      else if (event.key === "-") zoomBy(over, 2, at);
+      else if (event.key === "Escape") { leave(); zoomTo(over, null); }
       else return;
       event.preventDefault();
     });
@@ -444,15 +504,30 @@
     if (first) {
       const best = Math.max(...lines.map((line) => line.last[0]));
       const pair = ([mean, std]) => `${(100 * mean).toFixed(1)} ±\u00a0${(100 * std).toFixed(1)}`;
-      const rounds = (line) => (line.rounds ? `${line.rounds[0].toFixed(1)} (${line.reached}/${line.seeds})` : "–");
+      const columns = [
+        ["Seeds", (line) => line.seeds],
+        ["Final", (line) => pair(line.final)],
+        ["Best", (line) => pair(line.best)],
+        ["Last 10", (line) => pair(line.last)],
+        [`Rounds to ${target}`, (line) => (line.rounds ? `${line.rounds[0].toFixed(1)} (${line.reached}/${line.seeds})` : "–")],
+      ];
+      const simulated = lines.some((line) => line.seconds), backdoor = lines.some((line) => line.backdoor);
+      if (simulated) {
+        for (const [field, name] of [["seconds", "Time"], ["bytes", "Bytes"]]) {
+          columns.push([`${name} to ${target}`, (line) => (line[field] ? amount(line[field][0], field) : "–")]);
+        }
+      }
+      if (backdoor) columns.push(["Backdoor", (line) => (line.backdoor ? pair(line.backdoor) : "–")]);
       part.append(el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Summary table" },
         el("table", { class: "summary" },
           el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Algorithm"),
-            ["Seeds", "Final", "Best", "Last 10", `Rounds to ${target}`].map((name) => el("th", { class: "number", scope: "col" }, name)))),
+            columns.map(([name]) => el("th", { class: "number", scope: "col" }, name)))),
           el("tbody", {}, lines.map((line) => el("tr", { class: line.last[0] === best ? "best" : null },
             el("th", { scope: "row" }, swatch(report.algorithms[line.algorithm].colour), title(line.algorithm)),
-            [line.seeds, pair(line.final), pair(line.best), pair(line.last), rounds(line)].map((text) => el("td", { class: "number" }, text))))))),
-      el("p", { class: "note" }, `Rounds to ${target}: the mean round at which runs first came to ${title(first.algorithm)}'s final accuracy, and how many of them did.`));
+            columns.map(([, cell]) => el("td", { class: "number" }, cell(line)))))))),
+      el("p", { class: "note" }, `Rounds to ${target}: the mean round at which runs first came to ${title(first.algorithm)}'s final accuracy, and how many of them did${
+        simulated ? "; then the simulated time and the bytes sent, to clients and back, until it was over" : ""}.${
+        backdoor ? " Backdoor: how many marked test images are taken for the class that attackers want, in % over the last ten rounds." : ""}`));
     }
     if (setting.unfinished.length) {
       part.append(el("p", { class: "note" },
@@ -461,36 +536,62 @@
   }
 
   const metricSeries = (field) => () => shown().map((name) => ({
-    name: title(name), colour: report.algorithms[name].colour, points: curve(setting.runs[name], field),
+    name: title(name), colour: report.algorithms[name].colour, points: curve(setting.runs[name], field, view),
   }));
   const without = (runs) => (runs ? ` (without ${count(runs, "run")})` : "");
   const inPercent = ({ mean, high, low, missing }) => `${percent(mean)} ± ${(50 * (high - low)).toFixed(1)}${without(missing)}`;
   const inNumbers = ({ mean, high, low, missing }) => `${plain(mean)} ± ${plain((high - low) / 2)}${without(missing)}`;
 
   function curves() {
-    const part = section("curves", "Accuracy and loss over rounds",
+    const part = section("curves", isSimulated() ? "Accuracy and loss over rounds, time and bytes" : "Accuracy and loss over rounds",
       "Each line is the mean over an algorithm's seeds after every round, and its band is one standard deviation to both sides.");
     part.append(el("p", { class: "note hint" },
       "Point at a chart for its values; drag across it to zoom in, double-click to see all again. By keyboard: arrows, + and −, Escape."));
-    const describe = (what, field, format) => () => `${what} over ${setting.rounds} rounds. ` + shown().map((name) => {
-      const end = curve(setting.runs[name], field).at(-1);
+    if (isSimulated()) part.append(...viewSwitch());
+    const extent = () => (view === "rounds" ? `${setting.rounds} rounds` : `${amount(whole(view)[1], view)} ${view === "bytes" ? "sent" : "of simulated time"}`);
+    const describe = (what, field, format) => () => `${what} over ${extent()}. ` + shown().map((name) => {
+      const end = curve(setting.runs[name], field, view).at(-1);
       return end ? `${title(name)} ends at ${format(end.mean)}.` : "";
     }).join(" ");
-    const accuracy = el("div", { id: "accuracy-chart" });
+    const over = () => view;
+    const shares = (id, field, name) => {
+      const host = el("div", { id });
+      part.append(el("h3", {}, name), host);
+      lineChart(host, {
+        over, series: metricSeries(field), describe: describe(name, field, percent), format: inPercent,
+        axis: `${name.toLowerCase()} (%)`, tick: (value) => plain(100 * value), fromZero: true, range: [0, 1], endNames: true,
+      });
+    };
+    shares("accuracy-chart", "accuracy", "Test accuracy");
+    if (Object.values(setting.runs).flat().some((run) => run.backdoor)) shares("backdoor-chart", "backdoor", "Backdoor success");
     const losses = el("div", { class: "panels two" });
-    part.append(el("h3", {}, "Test accuracy"), accuracy, losses);
-    lineChart(accuracy, {
-      series: metricSeries("accuracy"), describe: describe("Test accuracy", "accuracy", percent), format: inPercent,
-      axis: "test accuracy (%)", tick: (value) => plain(100 * value), fromZero: true, range: [0, 1], endNames: true,
-    });
+    part.append(losses);
     for (const [field, name] of [["testLoss", "Test loss"], ["trainLoss", "Training loss of the clients"]]) {
       const host = el("div");
       losses.append(el("div", { class: "chart" }, el("h3", {}, name), host));
       lineChart(host, {
-        series: metricSeries(field), describe: describe(name, field, plain), format: inNumbers, axis: "loss", tick: plain,
+        over, series: metricSeries(field), describe: describe(name, field, plain), format: inNumbers, axis: "loss", tick: plain,
         range: [0, Infinity],
       });
     }
+  }
+
+  /** What accuracy and loss are drawn over, and what has to be known to read it. */
+  function viewSwitch() {
+    const note = el("p", { class: "note", id: "view-note" });
+    const options = Object.entries(MEASURES).map(([over, { name }]) => el("label", {}, el("input", {
+      type: "radio", name: "view", value: over, checked: over === view,
+      onchange: () => { view = over; say(); zoomed(); },
+    }), name));
+    const say = () => {
+      const without = view === "rounds" ? [] : Object.entries(setting.runs)
+        .map(([name, runs]) => [name, runs.filter((run) => run.accuracy && !run[view]).length]).filter(([, runs]) => runs);
+      note.hidden = view === "rounds";
+      note.textContent = `What each run had last reached by then, averaged from where all seeds have finished a round to where the first of them ends.${
+        without.length ? ` Left out, as they have no simulated time: ${without.map(([name, runs]) => `${count(runs, "run")} of ${title(name)}`).join(", ")}.` : ""}`;
+    };
+    say();
+    return [el("fieldset", { class: "switch", "aria-label": "Draw accuracy and loss over" }, options), note];
   }
 
   function roundsToTarget() {
@@ -513,10 +614,15 @@
         slider.setAttribute("aria-valuetext", output.textContent);
         bars.replaceChildren(...shown().flatMap((name) => {
           const runs = setting.runs[name];
-          const rounds = runs.map((run) => (run.accuracy ?? []).findIndex((value) => value >= target) + 1).filter(Boolean);
+          const reaching = runs.map((run) => ({ run, round: (run.accuracy ?? []).findIndex((value) => value >= target) + 1 })).filter(({ round }) => round);
+          const rounds = reaching.map(({ round }) => round);
+          const taken = ["seconds", "bytes"].map((over) => {
+            const known = reaching.filter(({ run }) => run[over]).map(({ run, round }) => run[over][round - 1]);
+            return known.length ? `, ${amount(spread(known).mean, over)}` : "";
+          }).join("");
           const share = (value) => `${100 * value / setting.rounds}%`;
           const mean = rounds.length ? spread(rounds).mean : null;
-          const text = mean == null ? "not reached" : `${mean.toFixed(1)} (${rounds.length}/${runs.length})`;
+          const text = mean == null ? "not reached" : `${mean.toFixed(1)} (${rounds.length}/${runs.length})${taken}`;
           return [
             el("span", { class: "name" }, swatch(report.algorithms[name].colour), title(name)),
             el("div", { class: "track own", style: ownOf(name), "aria-hidden": "true" },
@@ -529,7 +635,8 @@
     };
     charts.push(drawn);
     part.append(el("p", { class: "note" },
-      `The full width is ${setting.rounds} rounds; in brackets, how many of the runs reach the target.`));
+      `The full width is ${setting.rounds} rounds; in brackets, how many of the runs reach the target${
+        isSimulated() ? "; then the mean of their simulated time and of the bytes sent until they do" : ""}.`));
   }
 
   function dataPerClient() {
@@ -563,18 +670,19 @@
 
   function participation() {
     const names = Object.keys(setting.runs).filter((name) => setting.runs[name].some((run) => run.participation));
-    if (setting.clients > report.mostClients) {
-      section("participation", "Who was asked and kept",
-        `Left out: ${setting.clients} clients are more than the ${report.mostClients} that can be told apart.`);
-    }
+    const tooMany = setting.clients > report.mostClients;
+    if (!names.length && !tooMany) return;
+    const part = section("participation", "Who was asked and kept", tooMany
+      ? `Left out: ${setting.clients} clients are more than the ${report.mostClients} that can be told apart.`
+      : "One run of each algorithm, round by round: which clients were asked to train, and whose models went into the average.");
+    part.append(...sharesOfClients());
     if (!names.length) return;
-    const part = section("participation", "Who was asked and kept",
-      "One run of each algorithm, round by round: which clients were asked to train, and whose models went into the average.");
     const seeds = [...new Set(names.flatMap((name) => setting.runs[name].map((run) => run.seed)))].sort((a, b) => a - b);
     let seed = seeds[0];
     const panels = el("div", { class: "panels" });
-    const words = ["not asked", "asked, left out", "asked and kept"];
-    const fills = ["var(--empty)", "var(--left-out)", "var(--kept)"];
+    const hostile = names.some((name) => setting.runs[name].some((run) => /[34]/.test(run.participation)));
+    const words = ["not asked", "asked, left out", "asked and kept", ...(hostile ? ["hostile, left out", "hostile, kept"] : [])];
+    const fills = ["var(--empty)", "var(--left-out)", "var(--kept)", "var(--hostile-left-out)", "var(--hostile-kept)"];
     const picked = choice("Seed", seeds.map((each) => [each, each]), (value) => { seed = Number(value); parts.forEach((draw) => draw()); });
     part.append(el("div", { class: "controls" }, seeds.length > 1 ? picked.label : null),
       legend(words.map((word, k) => [patch(`background:${fills[k]}`), word])), panels);
@@ -593,14 +701,33 @@
           return [`round ${round + 1}, client ${client}`, [{ name: played ? words[state(round, client)] : "not played yet", text: "" }]];
         },
         describe: () => {
-          const asked = [...cells()].filter((cell) => cell !== "0").length, kept = [...cells()].filter((cell) => cell === "2").length;
-          return `${title(name)}, seed ${seed}: of ${asked} models that were asked for, ${kept} were kept.`;
+          const number = (states) => [...cells()].filter((cell) => states.includes(cell)).length;
+          return `${title(name)}, seed ${seed}: of ${number("1234")} models that were asked for, ${number("24")} were kept${
+            hostile ? `; of ${number("34")} from hostile clients, ${number("4")}` : ""}.`;
         },
       });
       const inner = chart.draw;
       chart.draw = () => { panel.hidden = hidden.has(name) || !run(); if (!panel.hidden) inner(); };
       return chart.draw;
     });
+  }
+
+  /** How evenly each algorithm asked its clients, and how many of those asked and kept were hostile. */
+  function sharesOfClients() {
+    const columns = [
+      ["gini", "Gini of requests", (value) => value.toFixed(2)],
+      ["hostileAsked", "Hostile of those asked", percent],
+      ["hostileKept", "Hostile of those kept", percent],
+    ].filter(([field]) => setting.lines.some((line) => line[field]));
+    if (!columns.length) return [];
+    return [
+      el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Shares of clients" }, el("table", { class: "summary" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Algorithm"), columns.map(([, name]) => el("th", { class: "number", scope: "col" }, name)))),
+        el("tbody", {}, setting.lines.map((line) => el("tr", {},
+          el("th", { scope: "row" }, swatch(report.algorithms[line.algorithm].colour), title(line.algorithm)),
+          columns.map(([field, , format]) => el("td", { class: "number" }, line[field] ? format(line[field][0]) : "–"))))))),
+      el("p", { class: "note" }, "Means over seeds. The Gini coefficient says how unevenly clients that hold data were asked: 0 if all equally often, close to 1 if few of many got all requests."),
+    ];
   }
 
   function bandit() {
@@ -780,30 +907,39 @@
 
   const redrawAll = () => charts.forEach((chart) => chart.draw());
 
-  function zoomTo(first, last) {
-    const [low, high] = [first ?? 1, last ?? setting.rounds];
-    if (high - low < 1) return;
-    zoom = low <= 1 && high >= setting.rounds ? null : [low, high];
+  const leastZoom = (over) => (over === "rounds" ? 1 : whole(over)[1] / 1000);
+
+  function zoomTo(over, range) {
+    const [start, end] = whole(over), [low, high] = range ?? [start, end];
+    if (high - low < leastZoom(over)) return;
+    if (low <= start && high >= end) delete zooms[over];
+    else zooms[over] = [low, high];
+    zoomed();
+  }
+
+  function zoomBy(over, factor, middle) {
+    const [start, end] = whole(over), [first, last] = span(over);
+    const half = Math.max(leastZoom(over), (last - first) * factor / 2);
+    const centre = limits(Math.min(start + half, end), middle ?? (first + last) / 2, Math.max(end - half, start));
+    const range = [Math.max(start, centre - half), Math.min(end, centre + half)];
+    zoomTo(over, over === "rounds" ? range.map(Math.round) : range);
+  }
+
+  function zoomed() {
     updateZoomButtons();
     hideTip();
     redrawAll();
   }
 
-  function zoomBy(factor, middle) {
-    const [first, last] = zoom ?? [1, setting.rounds];
-    const half = Math.max(1, (last - first) * factor / 2);
-    const centre = limits(Math.min(1 + half, setting.rounds), middle ?? (first + last) / 2, Math.max(setting.rounds - half, 1));
-    zoomTo(Math.max(1, Math.round(centre - half)), Math.min(setting.rounds, Math.round(centre + half)));
-  }
-
   const zoomButtons = {
-    in: el("button", { type: "button", "aria-label": "Zoom in on the middle rounds", onclick: () => zoomBy(0.5) }, "+"),
-    out: el("button", { type: "button", "aria-label": "Zoom out", onclick: () => zoomBy(2) }, "−"),
-    all: el("button", { type: "button", "aria-label": "Show all rounds", onclick: () => zoomTo(null) }, "All"),
+    in: el("button", { type: "button", "aria-label": "Zoom in on the middle", onclick: () => zoomBy(view, 0.5) }, "+"),
+    out: el("button", { type: "button", "aria-label": "Zoom out", onclick: () => zoomBy(view, 2) }, "−"),
+    all: el("button", { type: "button", "aria-label": "Show everything", onclick: () => { zooms = {}; zoomed(); } }, "All"),
   };
   function updateZoomButtons() {
     zoomButtons.in.disabled = setting.rounds < 3;
-    zoomButtons.out.disabled = zoomButtons.all.disabled = zoom == null;
+    zoomButtons.out.disabled = !zooms[view];
+    zoomButtons.all.disabled = !Object.keys(zooms).length;
   }
 
   function toggle(name) {
@@ -822,7 +958,8 @@
 
   function show(chosen) {
     setting = chosen;
-    zoom = null;
+    view = "rounds";
+    zooms = {};
     charts = [];
     hideTip();
     contents.replaceChildren();
