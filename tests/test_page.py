@@ -154,6 +154,12 @@ def test_own_parts_are_told_apart(tmp_path: Path) -> None:
     report = page_of(tmp_path, history(seed=1), own_filter, own_model)
     assert [list(setting["runs"]) for setting in report["settings"]] == [["fedavg", "fedavg with Mine"], ["fedavg"]]
     assert [setting["name"] for setting in report["settings"]] == ["model mlp", "model Net"]
+    report = page_of(tmp_path, history("fedpdp"), history("fedpdp", sampler="oort", filter="krum"))
+    assert {name: shown["title"] for name, shown in report["algorithms"].items()} == {
+        "fedpdp": "FedPdp",
+        "fedpdp with oort, krum": "FedPdp with oort, krum",
+    }
+    assert [list(setting["runs"]) for setting in report["settings"]] == [["fedpdp", "fedpdp with oort, krum"]]
 
 
 def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:

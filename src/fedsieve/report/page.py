@@ -32,12 +32,12 @@ MOST_DETAIL = 500_000
 """Numbers about single clients that a page takes (about 3 MB); beyond it, fewer runs and rounds have theirs."""
 
 WHAT_FILTERS_READ = frozenset({"score", "scored_by", "search"})
-WHAT_RUNS_MAY_DIFFER_IN = PLACE | {"algorithm", "seed"}
+WHAT_RUNS_MAY_DIFFER_IN = PLACE | {"algorithm", "sampler", "filter", "seed"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in algorithm and seed only, by the name of their algorithm."""
+    """Runs that differ in algorithm, with the parts in place of its own, and seed only, by the name of the former."""
 
     fields: dict[str, Any]
     runs: dict[str, list[History]] = field(default_factory=dict)
@@ -50,7 +50,8 @@ class Setting:
 def write_page(histories: Sequence[History], path: Path, title: str | None = None) -> Path:
     """Write the page about these runs, finished or not, of any mix of algorithms, seeds and settings.
 
-    Only runs that differ in nothing but algorithm and seed are put together; each other setting has its own part.
+    Only runs that differ in nothing but algorithm (with other parts, if so) and seed are put together; each other
+    setting has its own part.
     """
     if not histories:
         raise InvalidSetting("runs", [], "at least one run")
@@ -116,9 +117,11 @@ def _fields(history: History) -> dict[str, Any]:
 
 def _algorithm(history: History) -> str:
     """The algorithm's name, with the parts that someone put in place of its own."""
-    own = history.summary.get("own_parts", {})
+    config = history.config
+    named = {part: name for part, name in (("sampler", config.sampler), ("filter", config.filter)) if name != "own"}
+    own = named | history.summary.get("own_parts", {})
     parts = [own[part] for part in ("sampler", "filter", "averaging") if part in own]
-    return " with ".join([history.config.algorithm, ", ".join(parts)]) if parts else history.config.algorithm
+    return " with ".join([config.algorithm, ", ".join(parts)]) if parts else config.algorithm
 
 
 def _report(settings: Sequence[Setting]) -> dict[str, Any]:
@@ -145,8 +148,9 @@ def _report(settings: Sequence[Setting]) -> dict[str, Any]:
 
 
 def _title(name: str) -> str:
-    known = algorithms.ALGORITHMS.get(name)
-    return known.title if known else name
+    algorithm, *parts = name.split(" with ")
+    known = algorithms.ALGORITHMS.get(algorithm)
+    return " with ".join([known.title if known else algorithm, *parts])
 
 
 def _setting(setting: Setting, differing: Sequence[str], detail: _Detail) -> dict[str, Any]:

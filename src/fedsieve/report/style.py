@@ -28,8 +28,9 @@ SPARE = ("#F0E442", "#8B4513", "#6A3D9A", "#000000")
 
 
 def colour(name: str, position: int) -> str:
-    """An algorithm's own colour, the same in every picture."""
-    return COLOURS.get(name, SPARE[position % len(SPARE)])
+    """An algorithm's own colour, the same in every picture; others get one by their position."""
+    spare = (*SPARE, *COLOURS.values())
+    return COLOURS.get(name, spare[position % len(spare)])
 
 
 def new_figure(width: float, height: float) -> Figure:
