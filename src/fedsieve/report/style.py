@@ -24,7 +24,7 @@ COLOURS = {
     "fedcm-ucb": "#D55E00",
     "fedcm-ts": "#0072B2",
 }
-SPARE = ("#F0E442", "#8B4513", "#6A3D9A", "#000000")
+SPARE = ("#6A3D9A", "#8B4513", "#000000", "#F0E442")
 
 
 def colour(name: str, position: int) -> str:
