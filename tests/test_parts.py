@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from conftest import Typed
 
 import fedsieve as fs
 from fedsieve.parts import FILTERS, SAMPLERS
-from fedsieve.runs import assemble
+from fedsieve.runs import assemble, pretrain_favor
 
 
 def config(**changes: Any) -> fs.Config:
@@ -18,10 +19,18 @@ def config(**changes: Any) -> fs.Config:
     return fs.Config(**settings | {"algorithm": "fedpdp"} | changes)
 
 
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("favor") / "agent.safetensors"
+    path.write_bytes(pretrain_favor(config(), 1, 0.9).agent.to_bytes())
+    return path
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("filter", ["all", "combinatorial"])
-def test_every_sampler_runs_and_runs_alike(sampler: str, filter: str) -> None:
-    settings = config(sampler=sampler, filter=filter, system="drawn", deadline=60.0)
+def test_every_sampler_runs_and_runs_alike(sampler: str, filter: str, agent: Path) -> None:
+    needed = {"favor_agent": agent} if SAMPLERS[sampler].agent else {}
+    settings = config(sampler=sampler, filter=filter, system="drawn", deadline=60.0, **needed)
     one, other = fs.run(settings), fs.run(settings)
     assert [row["sampled"] for row in one.rows] == [row["sampled"] for row in other.rows]
     assert one.model is not None and other.model is not None and torch.equal(one.model, other.model)
@@ -53,6 +62,7 @@ def test_names_stand_for_the_algorithms_own_parts() -> None:
         ("--filter krum --byzantine 3", "byzantine: 3 is not allowed; use a number f such that krum has 2f + 3 models"),
         ("--filter bulyan --byzantine 2", "such that bulyan has 4f + 3 models, of 8 that are asked for"),
         ("--filter fltrust --validation-per-class 0", "validation_per_class: 0 is not allowed; use at least 1"),
+        ("--sampler favor", "favor_agent: None is not allowed; use with favor an agent's file"),
         ("--byzantine -1", "byzantine: -1 is not allowed; use a whole number of at least 0"),
     ],
 )

@@ -8,6 +8,7 @@ from fedsieve.runs.experiment import History, assemble, load, run
 from fedsieve.runs.find import find_runs
 from fedsieve.runs.frames import RunFrames, load_run
 from fedsieve.runs.many import run_many
+from fedsieve.runs.pretraining import Pretraining, pretrain_favor
 from fedsieve.runs.record import read_record, write_record
 from fedsieve.runs.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
@@ -17,6 +18,7 @@ __all__ = [
     "History",
     "Line",
     "MLflowTracker",
+    "Pretraining",
     "RunDirectory",
     "RunFrames",
     "Spread",
@@ -28,6 +30,7 @@ __all__ = [
     "find_runs",
     "load",
     "load_run",
+    "pretrain_favor",
     "read_record",
     "rounds_to",
     "run",
