@@ -467,8 +467,8 @@ class Small(nn.Module):
 
 def test_the_command_writes_an_agent_and_says_what_it_cost(typed: Typed) -> None:
     words = ["--algorithm", "fedpdp", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--alpha", "1"]
-    status, printed, _ = typed("pretrain-favor", *words, "--episodes", "2", "--out", "agents/one.safetensors")
-    assert status == 0 and "2 episodes, 4 rounds, 10 trainings of a client, " in printed
+    status, printed, noted = typed("pretrain-favor", *words, "--episodes", "2", "--out", "agents/one.safetensors")
+    assert status == 0 and not noted and "2 episodes, 4 rounds, 10 trainings of a client, " in printed
     assert Agent.load("agents/one.safetensors").clients.tolist() == list(range(6))
     words += ["--sampler", "favor", "--favor-agent", "agents/one.safetensors", "--out", "run"]
     assert typed("run", *words)[0] == 0

@@ -56,7 +56,7 @@ class Federation:
 
     With a `system` only clients that can be reached are asked, some of them drop out, those that would take longer than
     `deadline` seconds are not waited for, and samplers hear of simulated seconds. `examples` [n] is how many examples
-    each client trains on in a round.
+    each client trains on in a round. A `model` [size] takes the place of the engine's initial one.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Federation:
         system: SystemModel | None = None,
         examples: NDArray[np.int64] | None = None,
         deadline: float | None = None,
+        model: Tensor | None = None,
     ) -> None:
         order = np.argsort(clients)
         self.clients = clients[order]
@@ -85,7 +86,7 @@ class Federation:
         self.sampler = sampler
         self.engine = engine
         self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models)
-        self.model = engine.initial_model()
+        self.model = engine.initial_model() if model is None else model
         self.stopwatch = Stopwatch(self.model.device)
         self._trained_before = self.clients[:0]
         sampler.local_losses = self._local_losses

@@ -198,6 +198,10 @@ def assemble(
     engine = _engine(config, device, build, seen, partition, validation, settings, seed)
     if attack is not None:
         engine = HostileEngine(engine, attack, frozenset(hostile.tolist()), seed, len(dataset.test_labels))
+    start = None
+    if draws is not None:
+        with torch_draws(config.seed, "initial model"):
+            start = engine.layout.read(build()).to(device)
     system = _system(config, clients)
     federation = Federation(
         clients=clients,
@@ -213,10 +217,8 @@ def assemble(
         system=system,
         examples=None if system is None else np.array([settings.example_count(size) for size in sizes[clients]]),
         deadline=config.deadline,
+        model=start,
     )
-    if draws is not None:
-        with torch_draws(config.seed, "initial model"):
-            federation.model = engine.layout.read(build()).to(federation.model.device)
     if len(clients) < len(sizes):
         log.info("%d of %d clients hold no data and are never asked", len(sizes) - len(clients), len(sizes))
     if len(partition.unused):
