@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,12 @@ def test_all_are_listed(typed: Typed) -> None:
     assert status == 0
     for name in (*SAMPLERS, *FILTERS):
         assert f"│ {name} " in printed
-    assert "2f + 3 models" in printed and "--system" in printed
+    assert "2f + 3 models" in printed and "--system" in printed and "--favor-agent" in printed
+    listed = json.loads(typed("algorithms", "--json")[1])
+    assert [part["name"] for part in listed["samplers"]] == list(SAMPLERS)
+    assert [part["name"] for part in listed["filters"]] == list(FILTERS)
+    assert {"name": "oort", "source": "Lai et al. 2021", "needs": "--system"} in listed["samplers"]
+    assert {"name": "krum", "source": "Blanchard et al. 2017", "needs": "2f + 3 models"} in listed["filters"]
 
 
 def test_a_sampler_by_hand_goes_before_a_name() -> None:

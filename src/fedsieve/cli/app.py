@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -17,7 +18,7 @@ from fedsieve.cli.flags import Given, with_config_flags
 from fedsieve.cli.progress import RunProgress, RunsTable
 from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
-from fedsieve.parts import FILTERS, SAMPLERS
+from fedsieve.parts import FILTERS, SAMPLERS, Part
 from fedsieve.runs import Callback, RunDirectory, compare, find_runs, pretrain_favor, run, summarise, tracker
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
@@ -315,12 +316,17 @@ def algorithms_command(as_json: Json = False) -> None:
 
     rows = algorithms.table()
     if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        listed = {"algorithms": rows, "samplers": _listed(SAMPLERS), "filters": _listed(FILTERS)}
+        print(json.dumps(listed, indent=2, ensure_ascii=False))
     else:
         console = Console(width=None if Console().is_terminal else 140)
         console.print(algorithms_table(rows))
         console.print(parts_table("Samplers, for --sampler", SAMPLERS))
         console.print(parts_table("Filters, for --filter (f: liars assumed, --byzantine)", FILTERS))
+
+
+def _listed(parts: Mapping[str, Part[Any]]) -> list[dict[str, str]]:
+    return [{"name": name, "source": part.source, "needs": part.needs} for name, part in parts.items()]
 
 
 @data_app.command("list")
