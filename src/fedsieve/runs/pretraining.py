@@ -70,8 +70,8 @@ def pretrain_favor(
     if not config.validation_per_class:
         raise InvalidSetting("validation_per_class", 0, "at least 1: rewards are validation accuracies")
     began = time.perf_counter()
-    school = School(config, target, model, dataset or data.load(config.dataset, config.data_dir))
     with single_thread():
+        school = School(config, target, model, dataset or data.load(config.dataset, config.data_dir))
         for episode in range(1, episodes + 1):
             school.play(episode, exploration(episode, episodes), watch)
     network = {name: tensor.clone() for name, tensor in school.agent.network.items()}
@@ -101,13 +101,15 @@ class School:
         clients, start = federation.clients, federation.model
         if len(clients) < 2:
             raise InvalidSetting("clients", len(clients), "at least 2 with data, for an agent to choose between")
+        trained = torch.empty(len(clients), start.numel())
         try:
-            models = [model for group in federation.local_models(clients) for model in group]
+            models = (own for group in federation.local_models(clients) for own in group)
+            for place, own in enumerate(models):
+                trained[place] = start if own is None else own
         finally:
             engine.close()
-        trained = [start if model is None else model for model in models]
-        compression = Compression.of(torch.stack(trained).cpu(), min(COMPONENTS, len(clients) - 1))
-        self.first: State = compression([start, *trained])
+        compression = Compression.of(trained, min(COMPONENTS, len(clients) - 1))
+        self.first: State = np.concatenate([compression([one]) for one in (start, *trained)])
         self.learner = DoubleDQN(self.first.size, len(clients), DISCOUNT, config.seed)
         # The agent's network is the one that learns.
         self.agent = Agent(clients, compression, self.first[0], self.learner.learner.state_dict())

@@ -76,9 +76,9 @@ class AgnosticSampler(ClientSampler):
         Without word of who was there in that round, it is taken to be everybody known.
         """
         asked, times = np.unique(np.asarray(feedback.sampled, dtype=np.int64), return_counts=True)
-        there = np.union1d(self._mixture.clients, asked)
-        if self._there is not None and self._there[0] == feedback.round and np.isin(asked, self._there[1]).all():
-            there = self._there[1]
+        there = self._there[1] if self._there is not None and self._there[0] == feedback.round else asked[:0]
+        if not np.isin(asked, there).all():
+            there = np.union1d(self._mixture.clients, asked)
         answered, losses = of_clients(feedback.losses)
         usable = np.isin(answered, asked)
         answered, losses = answered[usable], losses[usable]
