@@ -5,7 +5,8 @@
 A round is `sample` and `observe`; losses, durations and who is kept are there already. Those samplers that remember
 clients have seen 100 rounds before the 30 that are measured, so that most of the clients are known to them. FAVOR is
 measured with models of 50,000 numbers (the size of a small one) and of 431,080 (the CNN for MNIST in its paper), a
-tenth of the clients asked; its pre-training on the bundled digits, where it is then compared with others over seeds.
+tenth of the clients asked; its pre-training on the bundled digits, where it is then compared with others over seeds,
+also with agents that learnt with other data.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from fedsieve.system import SystemModel
 BEFORE, MEASURED = 100, 30
 FAVOR = ((100, 50_000), (100, 431_080), (1_000, 50_000))
 EPISODES, TARGET, SEEDS = 50, 0.9, 5
+FEDERATIONS: tuple[dict[str, Any], ...] = ({"alpha": 0.1}, {"alpha": 1.0, "attack": "label-flip", "hostile": 0.5})
 MODEL_BYTES = 200_000
 
 
@@ -104,32 +106,32 @@ def favor(clients: int, size: int) -> dict[str, Any]:
     }
 
 
-def pretraining() -> dict[str, Any]:
-    """On the digits: the cost of an agent for each seed, and accuracies of runs with it and with other samplers."""
-    settings: dict[str, Any] = {"algorithm": "fedpdp", "rounds": 20, "lr": 0.05, "batch_size": 16, "device": "cpu"}
-    agents, costs, reached = [], [], []
-    for seed in range(SEEDS):
-        done = pretrain_favor(fs.Config(**settings, seed=seed), EPISODES, TARGET)
-        agents.append(done.agent)
-        costs.append({"rounds": sum(done.rounds), "trainings": done.trainings, "seconds": round(done.seconds, 1)})
+def pretraining(changes: dict[str, Any]) -> dict[str, Any]:
+    """On the digits: the cost of an agent for each seed, and accuracies of runs with it and with others."""
+    settings = {"algorithm": "fedpdp", "rounds": 20, "lr": 0.05, "batch_size": 16, "device": "cpu", **changes}
+    taught = [pretrain_favor(fs.Config(**settings, seed=seed), EPISODES, TARGET) for seed in range(SEEDS)]
+    reached: dict[str, list[float]] = {}
     run_seconds = []
     for seed in range(SEEDS):
         config = fs.Config(**settings, seed=seed)
         runs = {
-            "favor": fs.run(config, sampler=FavorSampler(agents[seed])),
-            "favor, agent of another seed": fs.run(config, sampler=FavorSampler(agents[seed - 1])),
+            "favor": fs.run(config, sampler=FavorSampler(taught[seed].agent)),
+            "favor, agent of another seed": fs.run(config, sampler=FavorSampler(taught[seed - 1].agent)),
             "uniform": fs.run(config),
-            "thompson": fs.run(fs.Config(**settings, seed=seed, sampler="thompson", filter="combinatorial")),
+            "FedCM-TS": fs.run(fs.Config(**settings | {"algorithm": "fedcm-ts"}, seed=seed)),
         }
         run_seconds.append(runs["uniform"].summary["duration"])
-        reached.append({name: round(float(np.mean(run.accuracy[-10:])), 4) for name, run in runs.items()})
+        for name, run in runs.items():
+            reached.setdefault(name, []).append(round(float(np.mean(run.accuracy[-10:])), 4))
     return {
         "settings": settings,
         "episodes": EPISODES,
         "target": TARGET,
-        "costs": costs,
-        "run_trainings": 20 * 8,
-        "run_seconds": round(float(np.mean(run_seconds)), 2),
+        "rounds": [sum(done.rounds) for done in taught],
+        "trainings": [done.trainings for done in taught],
+        "seconds": [round(done.seconds, 1) for done in taught],
+        "trainings_of_a_run": 20 * 8,
+        "seconds_of_a_run": round(float(np.mean(run_seconds)), 2),
         "mean_last_10": reached,
     }
 
@@ -155,7 +157,7 @@ def main() -> None:
         for clients, size in FAVOR:
             favored.append(favor(clients, size))
             print("favor", favored[-1], flush=True)
-    taught = pretraining()
+    taught = [pretraining(changes) for changes in FEDERATIONS]
     print("pre-training", json.dumps(taught, indent=1))
     if arguments.json:
         record = {

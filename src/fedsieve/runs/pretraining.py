@@ -92,17 +92,17 @@ class School:
     def __init__(
         self, config: Config, target: float, model: nn.Module | Callable[[], nn.Module] | None, dataset: Dataset
     ) -> None:
-        one_a_round = {"sampler": "own", "favor_agent": None, "ratio": 1 / config.clients}
+        one_a_round = {"sampler": "own", "favor_agent": None, "ratio": 1 / config.clients, "min_updates": 1}
         self.config = Config(**config.model_dump() | one_a_round)
         self.target, self.model, self.dataset = target, model, dataset
         self.returns: list[float] = []
         self.rounds: list[int] = []
         federation, engine = self._assemble(0, UniformSampler())
         clients, start = federation.clients, federation.model
-        if len(clients) < 2:
-            raise InvalidSetting("clients", len(clients), "at least 2 with data, for an agent to choose between")
         trained = torch.empty(len(clients), start.numel())
         try:
+            if len(clients) < 2:
+                raise InvalidSetting("clients", len(clients), "at least 2 with data, for an agent to choose between")
             models = (own for group in federation.local_models(clients) for own in group)
             for place, own in enumerate(models):
                 trained[place] = start if own is None else own

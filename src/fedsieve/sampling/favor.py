@@ -12,7 +12,8 @@ What differs from the paper, and why:
   learns from numbers around 1.
 - Pre-training explores by ε-greedy choice. The paper puts the network's outputs through a softmax; with values that
   differ by hundredths, all clients are then about equally likely.
-- The paper's second line of its target has s_t where van Hasselt et al., whom it follows, have s_(t+1); so have we.
+- The target is that of van Hasselt et al., with the state that follows; an s_t in the paper's is taken for a slip.
+- Discount, memory, batch, optimiser, learning rate and how often the target is brought up to date are our choice.
 - A client whose first training fails stands in the state as if it had not trained, one that fails later as before.
 """
 
