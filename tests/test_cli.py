@@ -113,7 +113,7 @@ def test_a_place_that_can_not_be_written_to_is_one_line(typed: Typed, tmp_path: 
 def test_algorithms_prints_table_1_for_people_and_programs(typed: Typed) -> None:
     status, printed, _ = typed("algorithms")
     assert status == 0 and "fedcm-ucb" in printed and "Σ" in printed
-    rows = {row["name"]: row for row in json.loads(typed("algorithms", "--json")[1])}
+    rows = {row["name"]: row for row in json.loads(typed("algorithms", "--json")[1])["algorithms"]}
     filtered = [(row["model_filter"], row["prior_knowledge"]) for row in rows.values()]
     paper = ["fedavg", "fedprox", "fedpdp", "fedca", "fedprox-ca", "fedcm-ucb", "fedcm-ts"]
     assert list(rows) == [*paper, "server-only"]

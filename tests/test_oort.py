@@ -148,6 +148,32 @@ def test_untried_clients_are_tried_equally_often() -> None:
     assert all(seen[client] == pytest.approx(300, abs=58) for client in CLIENTS)  # four standard deviations
 
 
+def test_untried_clients_are_tried_by_speed_where_it_is_known() -> None:
+    sampler = begun(SIZES)
+    speeds = dict(zip(CLIENTS, [1, 2, 3, 4, 5, 6, 7, 8, 9, 15], strict=True))
+    sampler.device_times = lambda clients: (
+        np.array([0.5 / speeds[client] for client in clients.tolist()]),
+        np.array([0.25 / speeds[client] for client in clients.tolist()]),
+        np.array([0.25 / speeds[client] for client in clients.tolist()]),
+    )
+    seen = Counter(sampled(sampler, round, CLIENTS, 1)[0] for round in range(1, 3001))
+    statistic = sum((seen[client] - 50 * speed) ** 2 / (50 * speed) for client, speed in speeds.items())
+    assert statistic < 27.88  # chi-square, 9 degrees of freedom, p = 0.001
+
+
+def test_who_took_part_too_often_is_left_out_while_others_are_there() -> None:
+    sampler = OortSampler(most_rounds=2)
+    sampler.begin(0, np.arange(4), np.ones(4))
+    for round in (1, 2):
+        sampler.observe(Feedback(round, [0, 1, 2, 3], [], {0: 9.0, 1: 9.0, 2: 1.0, 3: 1.0}))
+    assert sampled(sampler, 3, [0, 1, 2, 3], 2) == [0, 1]
+    sampler.observe(Feedback(3, [0, 1], [], {0: 9.0, 1: 9.0}))
+    assert sampled(sampler, 4, [0, 1, 2, 3], 2) == [2, 3]
+    assert sampled(sampler, 4, [0, 1, 7], 1) == [7]  # never tried
+    assert sampled(sampler, 4, [0, 1, 2], 2) in ([0, 1], [0, 2], [1, 2])
+    assert sampled(sampler, 4, [0, 1], 2) == [0, 1]  # nobody else is there
+
+
 def test_everybody_known_or_nobody_known_still_fills_all_places() -> None:
     sampler = begun(SIZES)
     assert len(sampled(sampler, 200, CLIENTS, 7)) == 7
@@ -213,7 +239,7 @@ def test_neither_order_nor_a_restart_matters_while_clients_come_and_go(seed: int
     assert original.state_dict() == twin.state_dict()
 
 
-@pytest.mark.parametrize("wrong", [{"penalty": -1}, {"pacer_step": 0}, {"pacer_window": 0}])
+@pytest.mark.parametrize("wrong", [{"penalty": -1}, {"pacer_step": 0}, {"pacer_window": 0}, {"most_rounds": 0}])
 def test_impossible_settings_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidSetting) as caught:
         OortSampler(**wrong)

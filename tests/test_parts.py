@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from conftest import Typed
 
 import fedsieve as fs
 from fedsieve.parts import FILTERS, SAMPLERS
-from fedsieve.runs import assemble
+from fedsieve.runs import assemble, pretrain_favor
 
 
 def config(**changes: Any) -> fs.Config:
@@ -18,10 +20,18 @@ def config(**changes: Any) -> fs.Config:
     return fs.Config(**settings | {"algorithm": "fedpdp"} | changes)
 
 
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("favor") / "agent.safetensors"
+    path.write_bytes(pretrain_favor(config(), 1, 0.9).agent.to_bytes())
+    return path
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("filter", ["all", "combinatorial"])
-def test_every_sampler_runs_and_runs_alike(sampler: str, filter: str) -> None:
-    settings = config(sampler=sampler, filter=filter, system="drawn", deadline=60.0)
+def test_every_sampler_runs_and_runs_alike(sampler: str, filter: str, agent: Path) -> None:
+    needed = {"favor_agent": agent} if SAMPLERS[sampler].agent else {}
+    settings = config(sampler=sampler, filter=filter, system="drawn", deadline=60.0, **needed)
     one, other = fs.run(settings), fs.run(settings)
     assert [row["sampled"] for row in one.rows] == [row["sampled"] for row in other.rows]
     assert one.model is not None and other.model is not None and torch.equal(one.model, other.model)
@@ -53,6 +63,7 @@ def test_names_stand_for_the_algorithms_own_parts() -> None:
         ("--filter krum --byzantine 3", "byzantine: 3 is not allowed; use a number f such that krum has 2f + 3 models"),
         ("--filter bulyan --byzantine 2", "such that bulyan has 4f + 3 models, of 8 that are asked for"),
         ("--filter fltrust --validation-per-class 0", "validation_per_class: 0 is not allowed; use at least 1"),
+        ("--sampler favor", "favor_agent: None is not allowed; use with favor an agent's file"),
         ("--byzantine -1", "byzantine: -1 is not allowed; use a whole number of at least 0"),
     ],
 )
@@ -72,7 +83,12 @@ def test_all_are_listed(typed: Typed) -> None:
     assert status == 0
     for name in (*SAMPLERS, *FILTERS):
         assert f"│ {name} " in printed
-    assert "2f + 3 models" in printed and "--system" in printed
+    assert "2f + 3 models" in printed and "--system" in printed and "--favor-agent" in printed
+    listed = json.loads(typed("algorithms", "--json")[1])
+    assert [part["name"] for part in listed["samplers"]] == list(SAMPLERS)
+    assert [part["name"] for part in listed["filters"]] == list(FILTERS)
+    assert {"name": "oort", "source": "Lai et al. 2021", "needs": "--system"} in listed["samplers"]
+    assert {"name": "krum", "source": "Blanchard et al. 2017", "needs": "2f + 3 models"} in listed["filters"]
 
 
 def test_a_sampler_by_hand_goes_before_a_name() -> None:

@@ -26,7 +26,8 @@ from fedsieve.engines import ray_cluster
 from fedsieve.engines.base import Models
 from fedsieve.engines.ray import RayEngine
 from fedsieve.errors import ClusterLost, InvalidSetting
-from fedsieve.runs import assemble, run_many
+from fedsieve.runs import assemble, pretrain_favor, run_many
+from fedsieve.sampling import FavorSampler
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -153,6 +154,11 @@ def test_a_cluster_does_what_one_machine_does(cluster: Cluster, settings: dict[s
     while workers() and time.monotonic() < until:
         time.sleep(0.1)
     assert not workers()  # they are let go of
+
+
+def test_a_sampler_that_looks_at_models_sees_those_of_one_machine(cluster: Cluster) -> None:
+    agent = pretrain_favor(config(), 1, 0.9).agent
+    same(fs.run(config(), sampler=FavorSampler(agent)), fs.run(config(engine="ray"), sampler=FavorSampler(agent)))
 
 
 def test_models_stay_where_they_were_trained(cluster: Cluster) -> None:

@@ -4,24 +4,63 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedsieve.errors import InvalidSetting
+from fedsieve.randomness import keys, torch_draws
 from fedsieve.sampling import (
+    AgnosticSampler,
     ClientSampler,
+    CSUCBQSampler,
+    CSUCBSampler,
+    FavorSampler,
+    FedCSSampler,
     Feedback,
+    Memory,
+    OortSampler,
+    PowerOfChoiceSampler,
     ProportionalSampler,
     ThompsonSampler,
     UCBSampler,
     UniformSampler,
 )
+from fedsieve.sampling.compression import Compression
+from fedsieve.sampling.double_dqn import network
+from fedsieve.sampling.favor import Agent
+
+
+def favor(clients: Sequence[int] = (1, 4, 7)) -> FavorSampler:
+    """With an agent that has learnt nothing."""
+    ids = np.array(sorted(clients), dtype=np.int64)
+    with torch_draws(0, "models and a network"):
+        models = torch.randn(len(ids), 5)
+        compression = Compression.of(models, 1)
+        values = network(1 + len(ids), len(ids), hidden=4).state_dict()
+    sampler = FavorSampler(Agent(ids, compression, compression([models[0]])[0], values))
+    sampler.global_model, sampler.local_models = lambda: models[0], lambda chosen: iter([list(models)])
+    return sampler
+
+
+def fedcs() -> FedCSSampler:
+    """With time for everybody."""
+    sampler = FedCSSampler(1e9)
+    sampler.device_times = lambda clients: (np.ones(clients.size), np.ones(clients.size), np.ones(clients.size))
+    return sampler
+
+
+def power_of_choice_exact() -> PowerOfChoiceSampler:
+    sampler = PowerOfChoiceSampler(losses="exact")
+    sampler.local_losses = lambda round, clients, examples: keys(0, "losses", round, clients)
+    return sampler
+
 
 MAKERS: dict[str, Callable[[], ClientSampler]] = {
     "uniform": UniformSampler,
@@ -30,8 +69,20 @@ MAKERS: dict[str, Callable[[], ClientSampler]] = {
     "ucb stale": lambda: UCBSampler(refresh="stale"),
     "thompson fresh": ThompsonSampler,
     "thompson stale": lambda: ThompsonSampler(refresh="stale"),
+    "ucb discounted": lambda: UCBSampler(memory=Memory(0.9)),
+    "ucb window": lambda: UCBSampler(memory=Memory(window=5)),
+    "thompson discounted": lambda: ThompsonSampler(memory=Memory(0.9)),
+    "thompson window": lambda: ThompsonSampler(memory=Memory(window=5)),
+    "power-of-choice": PowerOfChoiceSampler,
+    "power-of-choice exact": power_of_choice_exact,
+    "oort": OortSampler,
+    "fedcs": fedcs,
+    "cs-ucb": CSUCBSampler,
+    "cs-ucb-q": lambda: CSUCBQSampler(0.2),
+    "agnostic": AgnosticSampler,
+    "favor": favor,
 }
-WITHOUT_REPLACEMENT = [name for name in MAKERS if name != "proportional"]
+WITHOUT_REPLACEMENT = [name for name in MAKERS if name not in ("proportional", "agnostic")]
 BANDITS = [name for name in MAKERS if name.startswith(("ucb", "thompson"))]
 
 every_sampler = pytest.mark.parametrize("name", MAKERS)
@@ -40,7 +91,7 @@ ANY_ID = st.integers(-(2**63), 2**63 - 1)
 
 def begun(name: str, clients: list[int], seed: int = 3) -> ClientSampler:
     """A sampler of a run whose clients weigh 1, 2, 3, ... in the order of their ids."""
-    sampler = MAKERS[name]()
+    sampler = favor(clients) if name == "favor" else MAKERS[name]()
     sampler.begin(seed, np.array(sorted(clients), dtype=np.int64), np.arange(1, len(clients) + 1, dtype=np.float64))
     return sampler
 
@@ -100,9 +151,9 @@ def test_other_rounds_and_other_seeds_ask_others(name: str) -> None:
     sampler = begun(name, clients)
     over_rounds = {tuple(sampled(sampler, round, clients, 7)) for round in range(1, 21)}
     over_seeds = {tuple(sampled(begun(name, clients, seed), 1, clients, 7)) for seed in range(20)}
-    # a stale Thompson sampler that is told nothing keeps the draws it began with
-    assert len(over_rounds) == 1 if name == "thompson stale" else len(over_rounds) > 1
-    assert len(over_seeds) > 1
+    # a stale Thompson sampler that is told nothing keeps the draws it began with; an agent is the same for all seeds
+    assert (len(over_rounds) == 1) == (name in ("thompson stale", "favor"))
+    assert (len(over_seeds) == 1) == (name == "favor")
 
 
 @every_sampler

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedsieve.averaging import Scheme, fedavg, fedpdp, mean
@@ -34,6 +35,7 @@ class Options:
     per_round: int = 8
     byzantine: int = 0
     deadline: float | None = None
+    favor_agent: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,25 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsieve.averaging import Coefficients, Scheme
 from fedsieve.engines import Engine, Update
+from fedsieve.engines.base import Models
+from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import ModelFilter, Selection
 from fedsieve.sampling import Beliefs, ClientSampler, Feedback
 from fedsieve.sieve import Population, Sieve
 from fedsieve.stopwatch import Stopwatch
 from fedsieve.system import SystemModel
+
+AT_ONCE = 32  # clients that train before the first round, where a sampler wants all of them to
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Federation:
 
     With a `system` only clients that can be reached are asked, some of them drop out, those that would take longer than
     `deadline` seconds are not waited for, and samplers hear of simulated seconds. `examples` [n] is how many examples
-    each client trains on in a round.
+    each client trains on in a round. A `model` [size] takes the place of the engine's initial one.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Federation:
         system: SystemModel | None = None,
         examples: NDArray[np.int64] | None = None,
         deadline: float | None = None,
+        model: Tensor | None = None,
     ) -> None:
         order = np.argsort(clients)
         self.clients = clients[order]
@@ -80,19 +86,22 @@ class Federation:
         self.sampler = sampler
         self.engine = engine
         self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models)
-        self.model = engine.initial_model()
+        self.model = engine.initial_model() if model is None else model
         self.stopwatch = Stopwatch(self.model.device)
-        sampler.begin(seed, self.clients, self.weights)
+        self._trained_before = self.clients[:0]
         sampler.local_losses = self._local_losses
+        sampler.global_model = lambda: self.model
+        sampler.local_models = self.local_models
         if system is not None:
             sampler.device_times = lambda chosen: system.parts(chosen, self._examples_of(chosen), self._model_bytes)
+        sampler.begin(seed, self.clients, self.weights)
 
     def play(self, round: int) -> Round:
         """One round of Algorithm 1 (rounds count from 1); afterwards `model` is the new global model."""
         began = time.perf_counter()
         self.stopwatch.next_round()
         phase = self.stopwatch.phase
-        with phase("sample"):
+        with phase("sample"), single_thread():
             there = self.clients if self.system is None else self.system.available(round, self.clients)
             if not len(there):
                 raise TooFewUpdates(f"round {round}: no client can be reached")
@@ -114,10 +123,12 @@ class Federation:
         sifted = self.sieve.sift(round, self.model, updates, drawn, population, self.stopwatch)
         self.model = sifted.model
 
-        with phase("sample"):
+        with phase("sample"), single_thread():
             durations = seconds or {update.client: update.seconds for update in updates}
             durations = {client: durations[client] for client in sifted.losses}
-            self.sampler.observe(Feedback(round, sampled, sifted.kept, sifted.losses, durations))
+            answers = {update.client: update for update in updates}
+            models = Models([answers[client] for client in sifted.losses]) if self.sampler.needs_models else ()
+            self.sampler.observe(Feedback(round, sampled, sifted.kept, sifted.losses, durations, models))
         return Round(
             round=round,
             sampled=sampled,
@@ -147,16 +158,32 @@ class Federation:
         return seconds, failed
 
     def _simulated(self, seconds: Mapping[int, float], answered: int) -> dict[str, float] | None:
-        """What a round takes: the server waits for the slowest it asked, but not beyond the deadline."""
+        """What a round takes: the server waits for the slowest it asked, but not beyond the deadline.
+
+        Where all clients trained before the first round, that counts too, and nobody was too late.
+        """
         if self.system is None:
             return None
         longest = max(seconds.values())
         waited = longest if self.deadline is None else min(longest, self.deadline)
-        return {"seconds": waited, "bytes": self._model_bytes * (len(seconds) + answered)}
+        sent = len(seconds) + answered
+        if len(everyone := self._trained_before):
+            waited += float(self.system.seconds(everyone, self._examples_of(everyone), self._model_bytes).max())
+            sent += 2 * len(everyone)
+            self._trained_before = everyone[:0]
+        return {"seconds": waited, "bytes": self._model_bytes * sent}
 
     def _local_losses(self, round: int, clients: NDArray[np.int64], examples: int | None) -> NDArray[np.float64]:
         """Of the model that this round begins with."""
         return self.engine.local_losses(self.model, clients.tolist(), round, examples)
+
+    def local_models(self, clients: NDArray[np.int64]) -> Iterator[list[Tensor | None]]:
+        """What `clients` [n] make of the model as it is, some at a time; draws are those of round 0."""
+        for start in range(0, len(clients), AT_ONCE):
+            some = clients[start : start + AT_ONCE].tolist()
+            updates = {update.client: update for update in self.engine.train(self.model, some, 0)}
+            yield [None if updates[client].problem(self.model) else updates[client].model for client in some]
+        self._trained_before = clients
 
     def _examples_of(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         examples: NDArray[np.int64] = self.examples[np.searchsorted(self.clients, clients)]

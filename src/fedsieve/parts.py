@@ -29,6 +29,7 @@ from fedsieve.sampling import (
     ClientSampler,
     CSUCBQSampler,
     CSUCBSampler,
+    FavorSampler,
     FedCSSampler,
     Memory,
     OortSampler,
@@ -38,6 +39,7 @@ from fedsieve.sampling import (
     UCBSampler,
     UniformSampler,
 )
+from fedsieve.sampling.favor import MAKE_ONE, Agent
 
 Kind = TypeVar("Kind", ClientSampler, ModelFilter)
 
@@ -48,6 +50,12 @@ def _fedcs(options: Options) -> ClientSampler:
     return FedCSSampler(options.deadline)
 
 
+def _favor(options: Options) -> ClientSampler:
+    if options.favor_agent is None:
+        raise InvalidSetting("favor_agent", None, f"with favor {MAKE_ONE}")
+    return FavorSampler(Agent.load(options.favor_agent))
+
+
 DISCOUNT, WINDOW = 0.95, 20  # of bandits that forget: about 20 rounds count
 
 
@@ -55,14 +63,15 @@ DISCOUNT, WINDOW = 0.95, 20  # of bandits that forget: about 20 rounds count
 class Part(Generic[Kind]):
     """How to make a sampler or filter, and what it needs.
 
-    `times` needs a system model, `validation` examples at the server; `models` is how many have to come back for one
-    that is assumed to lie and how many more: (2, 3) is 2f + 3.
+    `times` needs a system model, `validation` examples at the server, `agent` a file made by pre-training; `models` is
+    how many have to come back for one that is assumed to lie and how many more: (2, 3) is 2f + 3.
     """
 
     make: Callable[[Options], Kind]
     source: str
     times: bool = False
     validation: bool = False
+    agent: bool = False
     models: tuple[int, int] = (0, 1)
 
     @property
@@ -70,8 +79,8 @@ class Part(Generic[Kind]):
         """In words."""
         per_liar, more = self.models
         count = f"{per_liar if per_liar > 1 else ''}f + {more} models" if per_liar else ""
-        said = ["--system" if self.times else "", "validation data" if self.validation else "", count]
-        return ", ".join(filter(None, said)) or "–"
+        said = {"--system": self.times, "validation data": self.validation, "--favor-agent": self.agent, count: count}
+        return ", ".join(name for name, needed in said.items() if needed) or "–"
 
 
 SAMPLERS: dict[str, Part[ClientSampler]] = {
@@ -91,6 +100,7 @@ SAMPLERS: dict[str, Part[ClientSampler]] = {
     "cs-ucb": Part(lambda options: CSUCBSampler(), "Xia et al. 2020", times=True),
     "cs-ucb-q": Part(lambda options: CSUCBQSampler(options.ratio / 2), "Xia et al. 2020", times=True),
     "agnostic": Part(lambda options: AgnosticSampler(), "Mohri et al. 2019"),
+    "favor": Part(_favor, "Wang et al. 2020", agent=True),
 }
 
 FILTERS: dict[str, Part[ModelFilter]] = {

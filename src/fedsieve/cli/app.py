@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -16,8 +18,8 @@ from fedsieve.cli.flags import Given, with_config_flags
 from fedsieve.cli.progress import RunProgress, RunsTable
 from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
-from fedsieve.parts import FILTERS, SAMPLERS
-from fedsieve.runs import Callback, RunDirectory, compare, find_runs, run, summarise, tracker
+from fedsieve.parts import FILTERS, SAMPLERS, Part
+from fedsieve.runs import Callback, RunDirectory, compare, find_runs, pretrain_favor, run, summarise, tracker
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
@@ -178,7 +180,47 @@ def compare_command(
         print(path)
 
 
+def pretrain_favor_command(
+    settings: Given,
+    episodes: Annotated[int, typer.Option(help="federations that the agent learns from")] = 100,
+    target: Annotated[
+        float, typer.Option(help="validation accuracy with which an episode ends; rewards are relative to it")
+    ] = 0.9,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="where the agent is written")] = Path(
+        "runs/favor.safetensors"
+    ),
+) -> None:
+    """Teach the agent of `--sampler favor` whom to ask, for the clients of a configuration.
+
+    An episode has up to --rounds rounds and asks one client in each. Clients, their data and the initial model are
+    those of `fedsieve run` with the same settings and --seed; what is random in training is not. Then:
+    fedsieve run --sampler favor --favor-agent FILE
+    """
+    config = settings.config()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside = out.with_name(out.name + ".tmp")
+        aside.touch()
+        aside.unlink()
+    except OSError as error:
+        raise InvalidSetting("out", str(out), f"a file that can be written to ({error.strerror})") from None
+    with RunProgress(episodes * config.rounds) as progress:
+
+        def watch(episode: int, round: int, reached: float) -> None:
+            progress.show(f"episode {episode}", (episode - 1) * config.rounds + round, reached)
+
+        done = pretrain_favor(config, episodes, target, watch=watch)
+    write_whole(out, done.agent.to_bytes())
+    tenth = max(1, episodes // 10)
+    print(
+        f"{episodes} episodes, {sum(done.rounds)} rounds, {done.trainings} trainings of a client, "
+        f"{done.seconds:.1f} s\nrewards of an episode: {np.mean(done.returns[:tenth]):.2f} in the first {tenth}, "
+        f"{np.mean(done.returns[-tenth:]):.2f} in the last {tenth}\n{out}"
+    )
+
+
 app.command("run")(with_config_flags(run_command))
+app.command("pretrain-favor")(with_config_flags(pretrain_favor_command, leave_out=("sampler", "favor_agent")))
 app.command("compare")(with_config_flags(compare_command, leave_out=("algorithm",)))
 
 
@@ -293,12 +335,17 @@ def algorithms_command(as_json: Json = False) -> None:
 
     rows = algorithms.table()
     if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        listed = {"algorithms": rows, "samplers": _listed(SAMPLERS), "filters": _listed(FILTERS)}
+        print(json.dumps(listed, indent=2, ensure_ascii=False))
     else:
         console = Console(width=None if Console().is_terminal else 140)
         console.print(algorithms_table(rows))
         console.print(parts_table("Samplers, for --sampler", SAMPLERS))
         console.print(parts_table("Filters, for --filter (f: liars assumed, --byzantine)", FILTERS))
+
+
+def _listed(parts: Mapping[str, Part[Any]]) -> list[dict[str, str]]:
+    return [{"name": name, "source": part.source, "needs": part.needs} for name, part in parts.items()]
 
 
 @data_app.command("list")

@@ -12,7 +12,7 @@ import typer
 from fedsieve.runs.config import NAMES, PLACE, Config, read_yaml
 
 PANELS = {
-    "What": ("algorithm", "sampler", "filter", "dataset", "data_dir", "model", "seed"),
+    "What": ("algorithm", "sampler", "favor_agent", "filter", "dataset", "data_dir", "model", "seed"),
     "Clients and their data": (
         "heterogeneity",
         "alpha",

@@ -52,6 +52,10 @@ class RunProgress(Callback):
         """A run begins or goes on."""
         self.bars.update(self.task, description=f"{config.algorithm}, seed {config.seed}", advance=done, accuracy="")
 
+    def show(self, what: str, done: int, accuracy: float) -> None:
+        """So many rounds are done."""
+        self.bars.update(self.task, description=what, completed=done, accuracy=f"{100 * accuracy:.1f} %")
+
     def on_round(self, row: Mapping[str, Any]) -> None:
         """A round is done."""
         self.bars.update(self.task, advance=1, accuracy=f"{100 * row['test_accuracy']:.1f} %")

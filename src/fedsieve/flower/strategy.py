@@ -92,6 +92,8 @@ class SieveStrategy(FedAvg):
             raise InvalidSetting("validation", validation, "both a model and validation data, or neither")
         if filter.needs_logits and model is None:
             raise InvalidSetting("validation", None, f"(x, y) and a model, which {type(filter).__name__} needs")
+        if sampler.needs_models:
+            raise InvalidSetting("sampler", type(sampler).__name__, "one for which not all clients have to train first")
         self.sampler = sampler
         self.client_ids = client_ids
         self.seed = seed

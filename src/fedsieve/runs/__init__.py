@@ -9,6 +9,7 @@ from fedsieve.runs.find import find_runs
 from fedsieve.runs.frames import RunFrames, load_run
 from fedsieve.runs.many import run_many
 from fedsieve.runs.participation import gini, requests, share_of
+from fedsieve.runs.pretraining import Pretraining, pretrain_favor
 from fedsieve.runs.record import read_record, record_name, write_record
 from fedsieve.runs.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker, tracker
 
@@ -18,6 +19,7 @@ __all__ = [
     "History",
     "Line",
     "MLflowTracker",
+    "Pretraining",
     "RunDirectory",
     "RunFrames",
     "Spread",
@@ -30,6 +32,7 @@ __all__ = [
     "gini",
     "load",
     "load_run",
+    "pretrain_favor",
     "read_record",
     "record_name",
     "requests",

@@ -99,6 +99,9 @@ class Config(BaseModel):
         description="the clients' devices: none, drawn (speeds, bandwidths, availability), or a CSV file",
     )
     deadline: float | None = Field(None, gt=0, description="with a system: simulated seconds a round waits at most")
+    favor_agent: Path | None = Field(
+        None, description="with sampler favor: its agent, a file that `fedsieve pretrain-favor` writes"
+    )
     min_updates: Positive = Field(1, description="usable client models without which a round fails")
     seed: int = Field(0, ge=0, description="everything random in the run follows from it")
     engine: str = Field(
@@ -147,6 +150,8 @@ class Config(BaseModel):
     def _check_pairs(self) -> Self:
         if self.deadline is not None and self.system == "none":
             raise InvalidSetting("deadline", self.deadline, "none without a system (--system drawn)")
+        if self.favor_agent is not None and self.sampler != "favor":
+            raise InvalidSetting("favor_agent", str(self.favor_agent), "none without --sampler favor")
         if self.hostile and self.attack == "none":
             raise InvalidSetting("attack", self.attack, f"one of {', '.join(ATTACKS)} where clients are hostile")
         return self
@@ -181,6 +186,7 @@ class Config(BaseModel):
             per_round=self.per_round,
             byzantine=math.floor(self.hostile * self.per_round + 0.5) if self.byzantine is None else self.byzantine,
             deadline=self.deadline,
+            favor_agent=self.favor_agent,
         )
 
     @property

@@ -28,6 +28,7 @@ from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
 from fedsieve.parts import FILTERS, SAMPLERS, Part, check_needs
+from fedsieve.randomness import torch_draws
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config, check_device
 from fedsieve.runs.directory import RunDirectory
@@ -167,8 +168,12 @@ def assemble(
     averaging: Scheme | None = None,
     model: nn.Module | Callable[[], nn.Module] | None = None,
     dataset: Dataset | None = None,
+    draws: int | None = None,
 ) -> tuple[Federation, Engine]:
-    """The federation that a configuration describes, ready for its first round; nothing is written."""
+    """The federation that a configuration describes, ready for its first round; nothing is written.
+
+    With `draws`, a seed, what is random in training follows from that; the initial model and all else from the run's.
+    """
     algorithm = algorithms.find(config.algorithm)
     options = config.options()
     if filter is None and config.filter != "own":
@@ -200,9 +205,14 @@ def assemble(
     attack = None if config.attack == "none" else attacks.ATTACKS[config.attack]()
     hostile = attacks.hostile_clients(config.seed, clients, config.hostile)
     seen = dataset if attack is None else _attacked(attack, dataset, partition, hostile, config.seed)
-    engine = _engine(config, device, build, seen, partition, validation, settings)
+    seed = config.seed if draws is None else draws
+    engine = _engine(config, device, build, seen, partition, validation, settings, seed)
     if attack is not None:
-        engine = HostileEngine(engine, attack, frozenset(hostile.tolist()), config.seed, len(dataset.test_labels))
+        engine = HostileEngine(engine, attack, frozenset(hostile.tolist()), seed, len(dataset.test_labels))
+    start = None
+    if draws is not None:
+        with torch_draws(config.seed, "initial model"):
+            start = engine.layout.read(build()).to(device)
     system = _system(config, clients)
     federation = Federation(
         clients=clients,
@@ -218,6 +228,7 @@ def assemble(
         system=system,
         examples=None if system is None else np.array([settings.example_count(size) for size in sizes[clients]]),
         deadline=config.deadline,
+        model=start,
     )
     if len(clients) < len(sizes):
         log.info("%d of %d clients hold no data and are never asked", len(sizes) - len(clients), len(sizes))
@@ -284,9 +295,10 @@ def _engine(
     partition: data.Partition,
     validation: NDArray[np.int64],
     settings: LocalTraining,
+    seed: int,
 ) -> Engine:
     """The engine that a configuration names; "auto" is lanes on a GPU, workers on a CPU."""
-    common = (build, dataset, partition, validation, settings, config.seed)
+    common = (build, dataset, partition, validation, settings, seed)
     if config.engine == "ray":
         on_cluster = find_ray()(*common, config.device, config.arithmetic, config.actors, config.address)
         models.check_outputs(on_cluster.module, dataset.input_shape, dataset.classes, device)

@@ -4,6 +4,7 @@ from fedsieve.sampling.agnostic import AgnosticSampler
 from fedsieve.sampling.bandit import BanditSampler
 from fedsieve.sampling.base import Beliefs, ClientSampler, Feedback
 from fedsieve.sampling.cs_ucb import CSUCBQSampler, CSUCBSampler
+from fedsieve.sampling.favor import FavorSampler
 from fedsieve.sampling.fedcs import FedCSSampler
 from fedsieve.sampling.memory import Memory
 from fedsieve.sampling.oort import OortSampler
@@ -20,6 +21,7 @@ __all__ = [
     "CSUCBQSampler",
     "CSUCBSampler",
     "ClientSampler",
+    "FavorSampler",
     "FedCSSampler",
     "Feedback",
     "Memory",

@@ -2,7 +2,8 @@
 
 The model learns on the mixture Σ λ_k D_k of the clients' data while λ climbs towards higher loss: a step along the
 losses, then back onto the simplex (Stochastic-AFL). Only clients that were asked report a loss. It is divided by the
-chance of being asked, so that the step is right on average.
+chance of being asked, so that the step is right on average. A loss is the mean over a client's training, where the
+paper's is that of the model before; and a round's model is an average of models, where the paper takes one step.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class AgnosticSampler(ClientSampler):
         Without word of who was there in that round, it is taken to be everybody known.
         """
         asked, times = np.unique(np.asarray(feedback.sampled, dtype=np.int64), return_counts=True)
-        there = np.union1d(self._mixture.clients, asked)
-        if self._there is not None and self._there[0] == feedback.round and np.isin(asked, self._there[1]).all():
-            there = self._there[1]
+        there = self._there[1] if self._there is not None and self._there[0] == feedback.round else asked[:0]
+        if not np.isin(asked, there).all():
+            there = np.union1d(self._mixture.clients, asked)
         answered, losses = of_clients(feedback.losses)
         usable = np.isin(answered, asked)
         answered, losses = answered[usable], losses[usable]

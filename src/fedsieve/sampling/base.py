@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from fedsieve.errors import InvalidSetting
 
@@ -20,7 +21,8 @@ class Feedback:
     """What one round taught us.
 
     `sampled` are the clients asked, as drawn (a client drawn twice stands there twice); `kept` those whose models went
-    into the average. A client that was asked and failed is in `sampled` but has no loss.
+    into the average. A client that was asked and failed is in `sampled` but has no loss. The `models` [size]
+    are of those in `losses`, in their order, for a sampler that needs them; each is brought when it is asked for.
     """
 
     round: int
@@ -28,6 +30,7 @@ class Feedback:
     kept: Sequence[int] | Ids
     losses: Mapping[int, float] = field(default_factory=dict)
     durations: Mapping[int, float] = field(default_factory=dict)
+    models: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ class ClientSampler(ABC):
     uses_prior_knowledge: ClassVar[bool] = False
     """Whether it learns from the rounds before."""
 
+    needs_models: ClassVar[bool] = False
+    """Whether it looks at models: `global_model` and `local_models` have to be set, and `Feedback` to have `models`."""
+
     seed: int = 0
 
     local_losses: Callable[[int, Ids, int | None], NDArray[np.float64]] | None = None
@@ -69,6 +75,15 @@ class ClientSampler(ABC):
 
     device_times: Callable[[Ids], tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]] | None = None
     """Seconds for download, training and upload of clients: ids [k] -> [k] each. Set where there is a system model."""
+
+    global_model: Callable[[], Tensor] | None = None
+    """The model [size] as it is now. Set where there is one."""
+
+    local_models: Callable[[Ids], Iterator[Sequence[Tensor | None]]] | None = None
+    """What clients make of the current model, outside any round: ids [k] -> models [size], some at a time, in order.
+
+    None stands for a client that failed. Set where all clients can be asked for that.
+    """
 
     def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
         """Take the run's seed and the weights p_k (`weights` [n] of `clients` [n]), before the first round."""

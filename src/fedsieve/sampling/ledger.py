@@ -20,16 +20,15 @@ class Ledger:
 
     def known(self, ids: Ids) -> NDArray[np.bool_]:
         """Which of `ids` [m] have a row."""
-        at = np.searchsorted(self.clients, ids)
-        found = at < self.clients.size
-        found[found] = self.clients[at[found]] == ids[found]
-        return found
+        return self._find(ids)[1]
 
     def read(self, name: str, ids: Ids, missing: float) -> NDArray[np.float64]:
         """The numbers [m] of `ids` [m] in one column, `missing` for those without a row."""
+        if np.array_equal(ids, self.clients):
+            return self.columns[name].copy()
+        at, known = self._find(ids)
         values = np.full(ids.size, missing, dtype=np.float64)
-        known = self.known(ids)
-        values[known] = self.columns[name][np.searchsorted(self.clients, ids[known])]
+        values[known] = self.columns[name][at[known]]
         return values
 
     def write(self, ids: Ids, **values: NDArray[np.float64] | float) -> None:
@@ -51,6 +50,13 @@ class Ledger:
         """Go on from what `state_dict` gave."""
         self.clients = np.array(state["clients"], dtype=np.int64)
         self.columns = {name: np.array(state[name], dtype=np.float64) for name in self.columns}
+
+    def _find(self, ids: Ids) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Where the rows of `ids` [m] are or would be, and which of them there are."""
+        at = np.searchsorted(self.clients, ids)
+        found = at < self.clients.size
+        found[found] = self.clients[at[found]] == ids[found]
+        return at, found
 
 
 def of_clients(values: Mapping[int, float]) -> tuple[Ids, NDArray[np.float64]]:

@@ -6,10 +6,11 @@ What differs from the paper, and why:
   losses, so that |B_i| · |mean loss| stands for it: never more (Jensen), and the same where samples agree.
 - Sizes |B_i| are known up to a factor, as the weights p_k. Utilities are therefore measured in units of their 95th
   percentile, at which they are clipped; otherwise the unit of size would decide what the bonus for staleness weighs.
-- Nothing is known of the speed of a client before it is tried: untried clients are drawn uniformly.
+  (The authors' program scales them from lowest to highest instead.)
 - The pacer looks once in every W rounds, as the authors' program does. Looking in every round, it would raise T every
   time while the loss falls, which it does all along.
-- Clients asked very often are not banned.
+- As in that program, clients are banned for having taken part very often only if asked for, and only while as many
+  others are there as are needed.
 """
 
 from __future__ import annotations
@@ -36,14 +37,21 @@ class OortSampler(WeightedSampler):
 
     A client slower than the preferred duration T loses utility by (T / its duration)^`penalty`. T begins at
     `pacer_step` seconds and grows by as much when the last `pacer_window` rounds brought less utility than as many
-    before; a step that isn't given is the median duration in the first round that has any.
+    before; a step that isn't given is the median duration in the first round that has any. Clients never tried are
+    drawn by speed where it is known from `device_times`, else uniformly. Who has taken part in more than `most_rounds`
+    rounds is not asked again, if anybody else can be.
     """
 
-    notation = "by utility, and untried ones uniformly, without replacement"
+    notation = "by utility, and untried ones by speed, without replacement"
     uses_prior_knowledge = True
 
     def __init__(
-        self, penalty: float = 2.0, pacer_step: float | None = None, pacer_window: int = 20, seed: int = 0
+        self,
+        penalty: float = 2.0,
+        pacer_step: float | None = None,
+        pacer_window: int = 20,
+        seed: int = 0,
+        most_rounds: int | None = None,
     ) -> None:
         super().__init__(seed)
         if not penalty >= 0:
@@ -52,11 +60,14 @@ class OortSampler(WeightedSampler):
             raise InvalidSetting("pacer_step", pacer_step, "a number of seconds above 0")
         if pacer_window < 1:
             raise InvalidSetting("pacer_window", pacer_window, "1 or more rounds")
+        if most_rounds is not None and most_rounds < 1:
+            raise InvalidSetting("most_rounds", most_rounds, "1 or more rounds")
         self.penalty = penalty
         self.pacer_window = pacer_window
+        self.most_rounds = most_rounds
         self._step = pacer_step
         self._preferred = pacer_step
-        self._tried = Ledger("utility", "round", "duration")
+        self._tried = Ledger("utility", "round", "duration", "rounds")
         self._observed = 0
         self._round_utilities: list[float] = []
 
@@ -64,20 +75,23 @@ class OortSampler(WeightedSampler):
         """`count` different clients, sorted: (1 - ε) of them by utility, the others never tried before."""
         ids = sorted_ids(clients, count)
         known = self._tried.known(ids)
-        tried, untried = ids[known], ids[~known]
+        untried = ids[~known]
+        tried = self._not_banned(ids[known], count - untried.size)
         exploited = min(math.floor((1 - exploration(round)) * count + 0.5), tried.size)
         exploited = max(exploited, count - untried.size)
         pool, utilities = self._worth_asking(round, tried, exploited)
         familiar = pool[drawn_by_weight(self.seed, "oort exploitation", round, pool, utilities, exploited)]
-        same = np.ones(untried.size)
-        new = untried[drawn_by_weight(self.seed, "oort exploration", round, untried, same, count - exploited)]
+        new = untried[
+            drawn_by_weight(self.seed, "oort exploration", round, untried, self._speeds(untried), count - exploited)
+        ]
         return np.sort(np.concatenate([familiar, new]))
 
     def observe(self, feedback: Feedback) -> None:
         """Take utility, time and round of those who answered, then pace."""
         answered, losses = of_clients(feedback.losses)
         utilities = self._weights_of(answered) * np.abs(losses)
-        self._tried.write(answered, utility=utilities, round=float(feedback.round))
+        rounds = self._tried.read("rounds", answered, 0.0) + 1
+        self._tried.write(answered, utility=utilities, round=float(feedback.round), rounds=rounds)
         timed, durations = of_clients(feedback.durations)
         there = self._tried.known(timed)
         self._tried.write(timed[there], duration=durations[there])
@@ -122,6 +136,19 @@ class OortSampler(WeightedSampler):
         self._preferred = state["preferred"]
         self._observed = state["observed"]
         self._round_utilities = list(state["round_utilities"])
+
+    def _not_banned(self, tried: Ids, needed: int) -> Ids:
+        """Those who have not taken part too often, or everybody if they are fewer than `needed`."""
+        if self.most_rounds is None:
+            return tried
+        others = tried[self._tried.read("rounds", tried, 0.0) <= self.most_rounds]
+        return others if others.size >= needed else tried
+
+    def _speeds(self, untried: Ids) -> NDArray[np.float64]:
+        """Rounds a second [n]; the same for all where nothing is known of that."""
+        if self.device_times is None:
+            return np.ones(untried.size)
+        return 1 / np.maximum(sum(self.device_times(untried)), np.finfo(np.float64).tiny)
 
     def _worth_asking(self, round: int, tried: Ids, count: int) -> tuple[Ids, NDArray[np.float64]]:
         """Those of at least 95 % of the `count`-th highest utility, and their utilities (exploitation #2)."""

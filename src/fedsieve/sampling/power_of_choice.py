@@ -23,9 +23,8 @@ class PowerOfChoiceSampler(WeightedSampler):
     `losses="last"` (π_rpow-d) takes the mean training loss of the round in which a client was last asked; a client
     never asked comes first, and one that was asked but has never answered comes last. `"exact"` (π_pow-d) and
     `"mini-batch"` (π_cpow-d, of `mini_batch` examples) call `local_losses` for the candidates, which whoever runs the
-    federation sets. Ties are
-    broken at random.
-    `candidates` is d; by default twice as many as are asked. With d as large as the population only losses decide.
+    federation sets. Ties are broken at random. `candidates` is d; by default twice as many as are asked. With d as
+    large as the population only losses decide.
     """
 
     notation = "highest loss among d drawn by p_k, without replacement"
