@@ -14,7 +14,7 @@ from conftest import Typed
 from fedsieve.attacks import ATTACKS as EVERY_ATTACK
 from fedsieve.errors import InvalidSetting
 from fedsieve.parts import FILTERS, SAMPLERS
-from fedsieve.reproduction import ATTACKS, FIELD, PAPER, Plan, Reproduction, find_plan, write_up
+from fedsieve.reproduction import ATTACKS, FIELD, PAPER, Plan, Reproduction, field, find_plan, write_up
 from fedsieve.reproduction.field import BATTLES, CHOICES, DEFENCES, SHARES, Battle, Choice, can_stand
 from fedsieve.reproduction.field_tables import attacks_table, samplers_table, summary_table
 from fedsieve.reproduction.results import Results
@@ -135,9 +135,11 @@ def test_records_keep_simulated_time_and_the_backdoors_success(tmp_path: Path) -
     assert [row["backdoor_success"] for row in found.rows] == [0.25, 0.25]
 
 
-def test_a_small_study_from_runs_to_pictures(tmp_path: Path) -> None:
+def test_a_small_study_from_runs_to_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(field, "EPISODES", 1)
     few: list[tuple[Plan, Sequence[AnyCell]]] = [
-        (FIELD, [Choice(name, keep, "class") for name in ("uniform", "fedcs") for keep in ("all", "combinatorial")]),
+        (FIELD, [Choice(name, keep, "class") for name in ("favor", "fedcs") for keep in ("all", "combinatorial")]),
         (
             ATTACKS,
             [
@@ -156,6 +158,7 @@ def test_a_small_study_from_runs_to_pictures(tmp_path: Path) -> None:
         assert reproduction.missing() == {}
         results = reproduction.results()
         assert sorted(len(results.of(cell)) for cell in cells) == [2] * 4
+    assert len(list((tmp_path / "runs" / "favor").iterdir())) == 2  # one for each seed, with or without the filter
     everything = write_up(Reproduction(FIELD, study(FIELD, 2), ["field"], 2, tmp_path / "field"))
     assert [path.name for path in everything.files] == ["field.png", "results.md"]
     assert everything.files[0].stat().st_size > 20_000

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedsieve import algorithms
@@ -11,18 +13,19 @@ from fedsieve.attacks import ATTACKS
 from fedsieve.parts import FILTERS, SAMPLERS
 from fedsieve.reproduction.paper import HETEROGENEITIES
 from fedsieve.reproduction.study import Study
-from fedsieve.runs import Config
+from fedsieve.runs import Config, pretrain_favor, record_name
+from fedsieve.runs.directory import write_whole
 
 CNN: dict[str, Any] = {"model": "cnn", "lr": 0.02, "schedule": "cosine", "local_epochs": 2, "validation_per_class": 100}
 """A model small enough for a thousand runs."""
 
 SAMPLERS_FULL: dict[str, Any] = {
     "dataset": "cifar10", "rounds": 100, "clients": 100, "ratio": 0.1, "alpha": 0.1, "system": "drawn",
-    "deadline": 120.0,
+    "deadline": 120.0, "favor_target": 0.6,
 }  # fmt: skip
 SAMPLERS_QUICK: dict[str, Any] = {
     "dataset": "digits", "rounds": 20, "clients": 30, "ratio": 0.2, "alpha": 0.1, "system": "drawn", "deadline": 5.0,
-    "batch_size": 16, "lr": 0.05, "schedule": "cosine",
+    "favor_target": 0.9, "batch_size": 16, "lr": 0.05, "schedule": "cosine",
 }  # fmt: skip
 ATTACKS_FULL: dict[str, Any] = {
     "dataset": "cifar10", "rounds": 40, "clients": 100, "ratio": 0.2, "heterogeneity": "class", "alpha": 1.0
@@ -33,6 +36,9 @@ ATTACKS_QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 KEEPERS = ("all", "combinatorial")
+AGENTS, EPISODES = Path("runs/favor"), 20
+
+log = logging.getLogger("fedsieve")
 
 
 @dataclass(frozen=True)
@@ -49,18 +55,26 @@ class Choice:
         return self.sampler
 
     def config(self, study: Study, seed: int) -> Config:
-        """Its run with a seed; the deadline is for those that choose by it."""
-        settings = {name: value for name, value in study.settings.items() if name != "deadline"}
+        """Its run with a seed; the deadline is for those that choose by it, and FAVOR has its agent."""
+        settings = {name: value for name, value in study.settings.items() if name not in ("deadline", "favor_target")}
         if self.sampler == "fedcs":
             settings["deadline"] = study.settings["deadline"]
-        return Config(
-            **settings,
-            algorithm="fedpdp",
-            sampler=self.sampler,
-            filter=self.filter,
-            heterogeneity=self.heterogeneity,
-            seed=seed,
-        )
+        settings |= {"algorithm": "fedpdp", "heterogeneity": self.heterogeneity, "seed": seed}
+        if self.sampler == "favor":
+            settings["favor_agent"] = AGENTS / f"{record_name(Config(**settings))}.safetensors"
+        return Config(**settings, sampler=self.sampler, filter=self.filter)
+
+
+def teach_favor(config: Config, study: Study) -> None:
+    """Pre-train the agent of a run that needs one, unless it is there."""
+    if config.favor_agent is None or config.favor_agent.exists():
+        return
+    log.info("seed %d, %s heterogeneity: pre-training FAVOR's agent", config.seed, config.heterogeneity)
+    settings = config.model_dump() | {"sampler": "own", "filter": "own", "favor_agent": None}
+    done = pretrain_favor(Config(**settings), EPISODES, study.settings["favor_target"])
+    log.info("%d trainings of a client, %.0f s", done.trainings, done.seconds)
+    config.favor_agent.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(config.favor_agent, done.agent.to_bytes())
 
 
 CHOICES = [Choice(sampler, keep, where) for where in HETEROGENEITIES for sampler in SAMPLERS for keep in KEEPERS]

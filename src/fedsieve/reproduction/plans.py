@@ -46,6 +46,7 @@ FIELD = Plan(
     {"cifar10": field.CNN},
     quick_seeds=1,
     page=False,
+    prepare=field.teach_favor,
 )
 ATTACKS = Plan(
     "attacks",

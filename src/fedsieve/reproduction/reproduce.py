@@ -52,7 +52,10 @@ class Reproduction:
         watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
     ) -> None:
         """Make the missing runs; each becomes a record as it ends."""
-        run_many(self.missing(), callbacks, at_once, self._keep, watch)
+        missing = self.missing()
+        for config in missing.values():
+            self.plan.prepare(config, self.study)
+        run_many(missing, callbacks, at_once, self._keep, watch)
 
     def _keep(self, folder: Path, history: History) -> None:
         write_record(history, self.records)

@@ -67,4 +67,5 @@ def mean_of(values: dict[int, float]) -> float | None:
 
 
 def _what(config: Config) -> str:
-    return json.dumps(config.model_dump(mode="json", exclude={*PLACE, "seed"}), sort_keys=True)
+    """What runs of a cell have in common; FAVOR has an agent for each seed."""
+    return json.dumps(config.model_dump(mode="json", exclude={*PLACE, "seed", "favor_agent"}), sort_keys=True)

@@ -59,7 +59,7 @@ class Plan:
     """Targets that share a setting: `full`, or `quick` on bundled data; `suited` has what goes with a data set.
 
     With `quick_seeds` every run is made with so many seeds where it is to be quick. Where there are too many kinds of
-    runs for one, no interactive `page` about all of them is written.
+    runs for one, no interactive `page` about all of them is written. `prepare` makes what a run needs.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Plan:
     suited: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick_seeds: int | None = None
     page: bool = True
+    prepare: Callable[[Config, Study], None] = lambda config, study: None
 
     def study(self, quick: bool, rounds: int | None, dataset: str | None, device: str, **more: Any) -> Study:
         """The setting with rounds and data set of one's own, if given."""
