@@ -14,10 +14,10 @@ from torch import Tensor
 from fedsieve.averaging import Coefficients, Kept, Scheme
 from fedsieve.engines.base import Judge, Models, Returned
 from fedsieve.engines.precision import arithmetic
-from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
 from fedsieve.stopwatch import Stopwatch
+from fedsieve.threads import single_thread
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,12 @@ class Sieve:
         if not self.filter.needs_models:
             return candidates
 
+        def coefficients(kept: Sequence[int]) -> Coefficients:
+            return self.averaging(kept_of([updates[position] for position in kept]))
+
         def average(kept: Sequence[int]) -> Tensor:
-            chosen = [updates[position] for position in kept]
-            return self.judge.combine(previous, Models(chosen), self.averaging(kept_of(chosen)))
+            chosen = Models([updates[position] for position in kept])
+            return self.judge.combine(previous, chosen, coefficients(kept))
 
         return replace(
             candidates,
@@ -158,6 +161,7 @@ class Sieve:
             predict=lambda model: self.judge.logits([model], "validation")[0],
             score_and_gradient=self.judge.score_and_gradient,
             previous=previous,
+            coefficients=coefficients,
         )
 
 

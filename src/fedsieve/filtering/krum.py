@@ -90,10 +90,8 @@ def krum_scores(distances: Vector, byzantine: int) -> Vector:
 
 def mean_around_median(ascending: Tensor, drop: int) -> Tensor:
     """The mean [rows] of all but the `drop` values farthest from the median, of ascending values [rows, columns]."""
-    values, centre, columns = ascending.double(), middle(ascending).unsqueeze(1), ascending.shape[1]
-    first = torch.zeros_like(centre, dtype=torch.int64)
-    for left in range(columns, columns - drop, -1):  # the farthest is the first or the last of those left
-        first += centre - values.gather(1, first) > values.gather(1, first + left - 1) - centre
-    place = torch.arange(columns, device=values.device)
-    stays = (place >= first) & (place < first + columns - drop)
-    return torch.where(stays, values, 0.0).sum(1) / (columns - drop)
+    stay, centre = ascending.shape[1] - drop, middle(ascending).unsqueeze(1)
+    below = centre - ascending[:, :drop] > ascending[:, stay:] - centre  # farther than what would take its place
+    first = below.sum(1, keepdim=True)
+    places = torch.arange(stay, device=ascending.device)
+    return ascending.gather(1, first + places).mean(1, dtype=torch.float64)
