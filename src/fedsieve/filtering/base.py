@@ -70,7 +70,10 @@ class ModelFilter(ABC):
 
     @abstractmethod
     def select(self, candidates: Candidates) -> Selection:
-        """Choose among the candidates; at least one is kept, unless the new model is given."""
+        """Choose among the candidates; at least one is kept, unless the new model is given.
+
+        Raises `TooFewUpdates` where it can't do with so few.
+        """
 
 
 class KeepAll(ModelFilter):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.errors import InvalidSetting
+from fedsieve.errors import TooFewUpdates
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.byzantine import check_enough, count_of
 from fedsieve.filtering.stack import Stack, Vector, middle
@@ -34,7 +34,7 @@ class MultiKrum(ModelFilter):
         check_enough(models, self.byzantine, 2, 3)
         keep = models - self.byzantine if self.keep is None else self.keep
         if keep > models:
-            raise InvalidSetting("keep", keep, f"at most the {models} models that came back")
+            raise TooFewUpdates(f"{models} usable models, keep = {keep} needed")
         scores = krum_scores(Stack(candidates.models).squared_distances(), self.byzantine)
         kept = sorted(np.argsort(scores, kind="stable")[:keep].tolist())
         weights = torch.zeros(models, dtype=torch.float64)
