@@ -287,6 +287,57 @@ def test_trust_by_hand() -> None:
     assert made_by(FLTrust(), moved).tolist() == pytest.approx([10.4, -0.8])
 
 
+def test_who_is_not_trusted_does_not_make_the_model_move_far() -> None:
+    """Three of five turn round and go a thousand times as far."""
+    models = [[1.0, 0.0], [3.0, 0.0], *[[-1000.0, 0.0]] * 3]
+    assert made_by(FLTrust(), round_of(models, gradient=[1.0, 0.0])).tolist() == pytest.approx([2.0, 0.0])
+
+
+updates_of_clients = st.lists(
+    st.lists(st.floats(-9, 9, width=32), min_size=3, max_size=3), min_size=1, max_size=6
+)  # of a model with three weights
+
+
+@given(updates_of_clients, st.floats(0.1, 20), st.integers(0, 10**6))
+def test_norm_clipping_by_the_papers_definition(updates: list[list[float]], bound: float, seed: int) -> None:
+    """Sun et al. 2019: w ← w + Σ_k n_k / n · Δ_k / max(1, ‖Δ_k‖ / M)."""
+    random = np.random.default_rng(seed)
+    previous, examples = random.normal(size=3), random.integers(1, 100, len(updates))
+    expected = previous.copy()
+    for count, update in zip(examples, np.array(updates), strict=True):
+        expected += count / examples.sum() * update / max(1, np.linalg.norm(update) / bound)
+    given = round_of(previous + np.array(updates), examples / 1000, previous, dtype=torch.float64)
+    assert made_by(NormClipping(bound), given).numpy() == pytest.approx(expected, abs=1e-9)
+
+
+@given(updates_of_clients, st.floats(0.01, 100), st.integers(0, 10**6))
+def test_fltrust_by_the_papers_definition(updates: list[list[float]], length: float, seed: int) -> None:
+    """Cao et al. 2021, Algorithm 2, with a server's update g_0 along the gradient, as long as we say it is.
+
+    TS_i = ReLU(⟨g_i, g_0⟩ / ‖g_i‖‖g_0‖), g = Σ_i TS_i · ‖g_0‖ / ‖g_i‖ · g_i / Σ_i TS_i, w ← w + g.
+    """
+    updates = [update if np.linalg.norm(update) > 1e-6 else [0.0] * 3 for update in updates]
+    random = np.random.default_rng(seed)
+    previous, gradient = random.normal(size=3), length * random.normal(size=3)
+    moving = [np.array(update) for update in updates if any(update)]
+
+    def cosine(a: Array, b: Array) -> float:
+        return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+    if any(abs(cosine(update, gradient)) < 1e-6 for update in moving):  # rounding may decide
+        return
+    trusted = [update for update in moving if cosine(update, gradient) > 0]
+    expected = previous
+    if trusted:
+        norms = [[np.linalg.norm(update) for update in some] for some in (updates, trusted)]
+        server = gradient / np.linalg.norm(gradient) * min(map(np.median, norms))
+        scores = [max(0.0, cosine(update, server)) for update in moving]
+        scaled = [np.linalg.norm(server) / np.linalg.norm(update) * update for update in moving]
+        expected = previous + sum(score * one for score, one in zip(scores, scaled, strict=True)) / sum(scores)
+    given = round_of(previous + np.array(updates), previous=previous, gradient=gradient, dtype=torch.float64)
+    assert made_by(FLTrust(), given).numpy() == pytest.approx(expected, abs=1e-8)
+
+
 @pytest.mark.parametrize("models", [[[-1.0, 0.0], [-2.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
 def test_without_trust_the_model_stays(models: list[list[float]]) -> None:
     selection = FLTrust().select(round_of(models, gradient=[1.0, 0.0]))

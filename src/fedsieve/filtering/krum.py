@@ -54,7 +54,8 @@ class Bulyan(ModelFilter):
 
     Each turn takes the model that Krum chooses among those left. Too few for Krum's n - f - 2 neighbours are left in
     the last turns when f ≤ 1; then one neighbour counts. Per coordinate the n - 4f chosen values nearest to the median
-    of the chosen are averaged; of two equally near ones the lower. Needs n ≥ 4f + 3 models, f = `byzantine`.
+    of the chosen are averaged; of two equally near ones the lower. The median of an even number of values is the mean
+    of the middle two, of which the paper would take either. Needs n ≥ 4f + 3 models, f = `byzantine`.
     """
 
     needs_logits = False

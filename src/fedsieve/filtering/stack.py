@@ -68,7 +68,7 @@ class Stack:
 
         def sums(values: Tensor, here: slice) -> Tensor:
             along = torch.zeros_like(values[:, 0]) if direction is None else values @ direction[here].to(values)
-            return torch.stack([values.square().sum(1), along])
+            return torch.stack([torch.linalg.vector_norm(values, dim=1) ** 2, along])
 
         found = self._total(sums, previous)
         if not (np.isfinite(found).all() and found[0].min() > SMALL):
