@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 import torch
@@ -88,12 +87,10 @@ def add_up(total: Tensor, models: Iterable[Tensor], coefficients: Iterable[float
     """`total` [size], in double precision, plus each of `models` [size] times its coefficient; in place."""
     stretches = _stretches(total)
     exact = torch.empty_like(total[stretches[0]]) if stretches else total
-    addends = zip(models, coefficients, strict=True)
-    while few := list(islice(addends, 4)):  # so that the total is fetched from memory once for all of them
+    for model, coefficient in zip(models, coefficients, strict=True):
         for here in stretches:
-            for model, coefficient in few:
-                addend = model[here]
-                total[here].add_(exact[: len(addend)].copy_(addend), alpha=coefficient)
+            addend = model[here]
+            total[here].add_(exact[: len(addend)].copy_(addend), alpha=coefficient)
     return total
 
 
