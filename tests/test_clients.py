@@ -25,10 +25,10 @@ from fedsieve.clients import (
     draw_crops_and_flips,
     step,
 )
-from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting
 from fedsieve.models import build
 from fedsieve.randomness import generator, torch_draws
+from fedsieve.threads import single_thread
 from fedsieve.vector import Layout
 
 SEED, ROUND, CLIENT = 5, 3, 17

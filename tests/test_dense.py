@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsieve.clients import LocalTraining, Plain, Proximal, Trainer
 from fedsieve.clients.dense import DenseNetwork
-from fedsieve.engines.sequential import single_thread
+from fedsieve.threads import single_thread
 from fedsieve.vector import Layout
 
 

@@ -20,7 +20,7 @@ from fedsieve.engines import Engine, SequentialEngine, Update
 from fedsieve.engines.base import problem_of
 from fedsieve.errors import InvalidSetting, TooFewUpdates, TooManyModels
 from fedsieve.federation import Federation
-from fedsieve.filtering import Candidates, CombinatorialFilter, KeepAll, ModelFilter, Selection
+from fedsieve.filtering import Candidates, CombinatorialFilter, KeepAll, Krum, ModelFilter, Selection
 from fedsieve.runs import Config
 from fedsieve.runs.experiment import assemble
 from fedsieve.sampling import (
@@ -369,6 +369,22 @@ def test_the_minimum_counts_usable_models(kind: str) -> None:
     here = federation(Ask(10, 20, 30), CombinatorialFilter(), engine=engine, min_updates=3)
     with pytest.raises(TooFewUpdates, match="round 1: 2 usable models of 3, at least 3 needed"):
         here.play(1)
+
+
+def test_a_round_with_too_few_models_for_its_filter_leaves_everything_as_it_was() -> None:
+    """Krum needs 2·0 + 3 models; in the second round two come back, which is enough for the run."""
+    engine, sampler = TinyEngine(), Ask(10, 20, 30)
+    here = federation(sampler, Krum(0), engine=engine)
+    here.play(1)
+    model = here.model.clone()
+    engine.updates[20] = Update(20, None, error="dropped out")
+    with pytest.raises(TooFewUpdates) as caught:
+        here.play(2)
+    assert str(caught.value) == (
+        "round 2: Krum has 2 usable models, n ≥ 2f + 3 needed with f = byzantine = 0 (client 20: dropped out)"
+    )
+    assert caught.value.excluded == {20: "dropped out"}
+    assert torch.equal(here.model, model) and len(sampler.told) == 1
 
 
 # Filters and schemes of one's own

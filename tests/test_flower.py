@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import fedsieve as fs
 from fedsieve.averaging import Coefficients, Kept
 from fedsieve.errors import InvalidSetting
-from fedsieve.filtering import Candidates, ModelFilter, Selection
+from fedsieve.filtering import Candidates, Krum, ModelFilter, Selection
 from fedsieve.flower import FedCA, FedCM, FedPdp, SieveStrategy
 from fedsieve.flower.arrays import ArrayLayout
 from fedsieve.flower.roster import NAMED, Roster, arm_of
@@ -293,6 +293,21 @@ def test_a_round_with_too_few_usable_models_changes_nothing_and_the_next_goes_on
     rounds = result.train_metrics_clientapp
     assert numbers(rounds[2], "kept") == [] and len(numbers(rounds[2], "failed")) == 2
     assert len(numbers(rounds[3], "kept")) == 3 and weight_of(result.arrays) == pytest.approx(GOOD)
+
+
+def test_a_round_with_too_few_models_for_its_filter_changes_nothing_and_the_next_goes_on() -> None:
+    """Krum needs 2·0 + 3 models; in the second round two of three nodes answer."""
+
+    def away_once(message: Message) -> Message | None:
+        return None if len(grid.sent) == 2 else reply(message)
+
+    grid = LocalGrid({1: node(), 2: node(), 3: away_once})
+    strategy = SieveStrategy(UniformSampler(), Krum(0), fraction_evaluate=0.0)
+    result = strategy.start(grid, START, num_rounds=3)
+    rounds = result.train_metrics_clientapp
+    assert [len(numbers(rounds[round], "kept")) for round in (1, 2, 3)] == [1, 0, 1]
+    assert [len(numbers(rounds[round], "failed")) for round in (1, 2, 3)] == [0, 1, 0]
+    assert weight_of(result.arrays) == pytest.approx(GOOD)
 
 
 def test_the_order_in_which_nodes_are_listed_does_not_matter() -> None:

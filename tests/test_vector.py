@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting
 from fedsieve.models import build
 from fedsieve.randomness import torch_draws
+from fedsieve.threads import single_thread
 from fedsieve.vector import Layout, Vectors
 
 CASES = [("mlp", (1, 8, 8)), ("cnn", (1, 8, 8)), ("vgg11-bn", (3, 32, 32))]

@@ -32,7 +32,7 @@ class MissingData(FedSieveError, FileNotFoundError):
 
 
 class TooFewUpdates(FedSieveError, RuntimeError):
-    """Fewer usable client models came back than the run's minimum; the run's state is that of the last round.
+    """Fewer usable client models came back than the run or its filter needs; the run's state is that of the last round.
 
     `excluded` says of each client without one why.
     """

@@ -14,10 +14,10 @@ from torch import Tensor
 from fedsieve.averaging import Coefficients, Kept, Scheme
 from fedsieve.engines.base import Judge, Models, Returned
 from fedsieve.engines.precision import arithmetic
-from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
 from fedsieve.stopwatch import Stopwatch
+from fedsieve.threads import single_thread
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Sifted:
 class Sieve:
     """A filter and an averaging scheme at work.
 
-    Fails, changing nothing, when fewer than `min_updates` models are usable. With `watch_models` it says how each model
-    does on each class even if no filter looks at that.
+    Fails, changing nothing, when fewer than `min_updates` models are usable, or too few for the filter. With
+    `watch_models` it says how each model does on each class even if no filter looks at that.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Sieve:
         with phase("score"), single_thread():
             updates, excluded = _usable(updates, drawn, previous)
             logits, updates = self._score(updates, excluded)
+        reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(excluded.items())[:3])
+        why = f" ({reasons})" if reasons else ""
         if len(updates) < self.min_updates:
-            reasons = "; ".join(f"client {client}: {reason}" for client, reason in sorted(excluded.items())[:3])
             raise TooFewUpdates(
-                f"round {round}: {len(updates)} usable models of {len(drawn)}, "
-                f"at least {self.min_updates} needed ({reasons})",
+                f"round {round}: {len(updates)} usable models of {len(drawn)}, at least {self.min_updates} needed{why}",
                 excluded,
             )
 
@@ -93,8 +93,12 @@ class Sieve:
             )
 
         models = Models(updates)
-        with phase("search"), arithmetic("fp32", previous.device):
-            selection = self.filter.select(self._candidates(previous, updates, logits, kept_of))
+        try:
+            with phase("search"), arithmetic("fp32", previous.device):
+                selection = self.filter.select(self._candidates(previous, updates, logits, kept_of))
+        except TooFewUpdates as problem:
+            name = type(self.filter).__name__
+            raise TooFewUpdates(f"round {round}: {name} has {problem}{why}", excluded) from None
         kept = [updates[position] for position in selection.kept]
         with phase("average"), single_thread():
             if selection.model is not None:
@@ -147,9 +151,12 @@ class Sieve:
         if not self.filter.needs_models:
             return candidates
 
+        def coefficients(kept: Sequence[int]) -> Coefficients:
+            return self.averaging(kept_of([updates[position] for position in kept]))
+
         def average(kept: Sequence[int]) -> Tensor:
-            chosen = [updates[position] for position in kept]
-            return self.judge.combine(previous, Models(chosen), self.averaging(kept_of(chosen)))
+            chosen = Models([updates[position] for position in kept])
+            return self.judge.combine(previous, chosen, coefficients(kept))
 
         return replace(
             candidates,
@@ -158,6 +165,7 @@ class Sieve:
             predict=lambda model: self.judge.logits([model], "validation")[0],
             score_and_gradient=self.judge.score_and_gradient,
             previous=previous,
+            coefficients=coefficients,
         )
 
 

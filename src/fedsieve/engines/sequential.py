@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from threading import Lock
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import numpy as np
@@ -20,6 +19,7 @@ from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Engine, Update
 from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.randomness import generator, torch_draws
+from fedsieve.threads import single_thread
 from fedsieve.vector import Layout, Vectors
 
 
@@ -185,29 +185,3 @@ class SequentialEngine(Engine):
 def one_line(error: Exception) -> str:
     """What went wrong with a client, for the record."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-_counting = Lock()
-_inside = 0
-_threads_outside = 1
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Inside, PyTorch uses one thread: small models are faster so, and results don't depend on the number of cores.
-
-    PyTorch's setting is global: of several runs in one process, the last one to leave puts it back.
-    """
-    global _inside, _threads_outside
-    with _counting:
-        if _inside == 0:
-            _threads_outside = torch.get_num_threads()
-        _inside += 1
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        with _counting:
-            _inside -= 1
-            if _inside == 0:
-                torch.set_num_threads(_threads_outside)

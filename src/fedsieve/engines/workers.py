@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from fedsieve.clients import LocalTraining, Trainer
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
-from fedsieve.engines.sequential import SequentialEngine, single_thread
+from fedsieve.engines.sequential import SequentialEngine
 from fedsieve.randomness import torch_draws
+from fedsieve.threads import single_thread
 
 log = logging.getLogger("fedsieve")
 

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedsieve.averaging import Coefficients
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -17,7 +19,8 @@ class Candidates:
     `logits` [models, examples, classes] are their outputs on the validation set, `labels` [examples] the truth,
     `weights` [models] the client weights p_k, `counts` [models] how often each client was drawn (default: once).
     The rest is there for filters with `needs_models`: the flat models [models, size]; `average(kept)`, the flat model
-    [size] that the run's averaging scheme would make of the models at the positions `kept`; `predict(model)`, logits
+    [size] that the run's averaging scheme would make of the models at the positions `kept`, and `coefficients(kept)`,
+    those of the previous model and of the models kept that it would make it with; `predict(model)`, logits
     [examples, classes] of any flat model; `score_and_gradient(model, examples)`, the mean log-likelihood of a flat
     model on the validation set (or on the examples at these positions) and its gradient [size], zero for buffers;
     `previous` [size], the model w^t that the clients were sent.
@@ -32,6 +35,7 @@ class Candidates:
     predict: Callable[[Tensor], Tensor] | None = None
     score_and_gradient: Callable[..., tuple[float, Tensor]] | None = None
     previous: Tensor | None = None
+    coefficients: Callable[[Sequence[int]], Coefficients] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ class ModelFilter(ABC):
 
     @abstractmethod
     def select(self, candidates: Candidates) -> Selection:
-        """Choose among the candidates; at least one is kept, unless the new model is given."""
+        """Choose among the candidates; at least one is kept, unless the new model is given.
+
+        Raises `TooFewUpdates` where it can't do with so few.
+        """
 
 
 class KeepAll(ModelFilter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsieve.errors import InvalidSetting
+from fedsieve.errors import InvalidSetting, TooFewUpdates
 
 
 def count_of(field: str, value: int, least: int = 0) -> int:
@@ -16,4 +16,4 @@ def check_enough(models: int, byzantine: int, times: int, more: int) -> None:
     """Refuse a round of n `models` in which n ≥ `times` · f + `more` does not hold, f being `byzantine`."""
     if models < times * byzantine + more:
         needed = f"n ≥ {'' if times == 1 else times}f + {more}"
-        raise InvalidSetting("byzantine", byzantine, f"an f with {needed} for the n = {models} models that came back")
+        raise TooFewUpdates(f"{models} usable models, {needed} needed with f = byzantine = {byzantine}")

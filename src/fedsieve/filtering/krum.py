@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.errors import InvalidSetting
+from fedsieve.errors import TooFewUpdates
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.byzantine import check_enough, count_of
 from fedsieve.filtering.stack import Stack, Vector, middle
@@ -34,7 +34,7 @@ class MultiKrum(ModelFilter):
         check_enough(models, self.byzantine, 2, 3)
         keep = models - self.byzantine if self.keep is None else self.keep
         if keep > models:
-            raise InvalidSetting("keep", keep, f"at most the {models} models that came back")
+            raise TooFewUpdates(f"{models} usable models, keep = {keep} needed")
         scores = krum_scores(Stack(candidates.models).squared_distances(), self.byzantine)
         kept = sorted(np.argsort(scores, kind="stable")[:keep].tolist())
         weights = torch.zeros(models, dtype=torch.float64)
@@ -54,7 +54,8 @@ class Bulyan(ModelFilter):
 
     Each turn takes the model that Krum chooses among those left. Too few for Krum's n - f - 2 neighbours are left in
     the last turns when f ≤ 1; then one neighbour counts. Per coordinate the n - 4f chosen values nearest to the median
-    of the chosen are averaged; of two equally near ones the lower. Needs n ≥ 4f + 3 models, f = `byzantine`.
+    of the chosen are averaged; of two equally near ones the lower. The median of an even number of values is the mean
+    of the middle two, of which the paper would take either. Needs n ≥ 4f + 3 models, f = `byzantine`.
     """
 
     needs_logits = False
@@ -90,10 +91,8 @@ def krum_scores(distances: Vector, byzantine: int) -> Vector:
 
 def mean_around_median(ascending: Tensor, drop: int) -> Tensor:
     """The mean [rows] of all but the `drop` values farthest from the median, of ascending values [rows, columns]."""
-    values, centre, columns = ascending.double(), middle(ascending).unsqueeze(1), ascending.shape[1]
-    first = torch.zeros_like(centre, dtype=torch.int64)
-    for left in range(columns, columns - drop, -1):  # the farthest is the first or the last of those left
-        first += centre - values.gather(1, first) > values.gather(1, first + left - 1) - centre
-    place = torch.arange(columns, device=values.device)
-    stays = (place >= first) & (place < first + columns - drop)
-    return torch.where(stays, values, 0.0).sum(1) / (columns - drop)
+    stay, centre = ascending.shape[1] - drop, middle(ascending).unsqueeze(1)
+    below = centre - ascending[:, :drop] > ascending[:, stay:] - centre  # farther than what would take its place
+    first = below.sum(1, keepdim=True)
+    places = torch.arange(stay, device=ascending.device)
+    return ascending.gather(1, first + places).mean(1, dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.byzantine import check_enough, count_of
 from fedsieve.filtering.scores import accuracy, log_likelihood
+from fedsieve.filtering.stack import Stack
 
 
 class _Rejection(ModelFilter):
@@ -30,19 +31,32 @@ class _Rejection(ModelFilter):
 
     def select(self, candidates: Candidates) -> Selection:
         """All but those left out."""
-        assert candidates.average is not None and candidates.predict is not None
+        assert candidates.predict is not None
         models = len(candidates.weights)
         check_enough(models, self.byzantine, len(self.scores), 1)
         everyone = set(range(models))
         if self.byzantine == 0:
             return Selection(tuple(everyone))
         without = np.empty((len(self.scores), models))
-        for position in range(models):
-            logits = candidates.predict(candidates.average(sorted(everyone - {position})))
+        for position, logits in enumerate(map(candidates.predict, averages_without_one(candidates))):
             without[:, position] = [float(score(logits, candidates.labels)) for score in self.scores]
         without = np.nan_to_num(without, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         rejected = np.argsort(without, axis=1, kind="stable")[:, models - self.byzantine :]
         return Selection(tuple(sorted(everyone.difference(rejected.flatten().tolist()))))
+
+
+def averages_without_one(candidates: Candidates) -> Iterator[Tensor]:
+    """The models [size] that the averaging scheme would make of all but the first, all but the second, and so on."""
+    assert candidates.models is not None and candidates.previous is not None and candidates.coefficients is not None
+    stack = Stack([*candidates.models, candidates.previous])
+    models = len(stack) - 1
+    shares = np.zeros((models, models + 1))
+    for position in range(models):
+        others = [other for other in range(models) if other != position]
+        coefficients = candidates.coefficients(others)
+        shares[position, others], shares[position, models] = coefficients.clients, coefficients.previous
+    for few in np.array_split(shares, 4):  # which take up a quarter of the memory that the models do
+        yield from stack.mixtures(few)
 
 
 class LossRejection(_Rejection):

@@ -1,23 +1,33 @@
 """Arithmetic on all models of a round at once, in stretches of coordinates that fit a cache.
 
-Sums are in double precision, so that one model gone wild, up to the edge of single precision, spoils no number that
-belongs to the others.
+A stretch is added up in the models' own precision, stretches in double precision. Where one model gone wild, up to the
+edge of single precision, would spoil numbers that belong to others, all is done in double precision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsieve.threads import single_thread
+
 Vector = NDArray[np.float64]
+Made = TypeVar("Made")
 
 AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
 """Numbers in a stretch, over all models: a few MB on a CPU; on a GPU enough to keep it busy."""
+
+FAR = 100
+"""How many times their squared distances models may be away from where they are seen from, in single precision."""
+
+SMALL = 1e-30
+"""A squared norm below this may have lost digits in single precision."""
 
 
 class Stack:
@@ -34,53 +44,101 @@ class Stack:
         return Stack([self.rows[position] for position in positions])
 
     def gram(self) -> Vector:
-        """The products of all models with each other: [models, models], symmetric."""
-        total = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.rows[0].device)
-        for stretch in self._stretches():
-            values = torch.stack([row[stretch] for row in self.rows]).double()
-            total += values @ values.T
-        products: Vector = ((total + total.T) / 2).cpu().numpy()
-        return products
+        """The products of all models with each other, as seen from any one point: [models, models], symmetric.
+
+        From a model amid the others small differences between large models stay in sight.
+        """
+
+        def products(values: Tensor, here: slice) -> Tensor:
+            return values @ values.T
+
+        first = self._values(next(self._stretches()), torch.float64)
+        amid = int(torch.cdist(first, first).sum(1).argmin())
+        seen = self._total(products, self.rows[amid])
+        if np.isfinite(seen).all() and np.median(seen.diagonal()) <= FAR * np.median(_squared_distances(seen)):
+            return seen
+        return self._total(products, dtype=torch.float64)
 
     def squared_distances(self) -> Vector:
-        """‖w_i - w_j‖² of all pairs [models, models], by ‖w_i‖² + ‖w_j‖² - 2⟨w_i, w_j⟩."""
-        products = self.gram()
-        squares = products.diagonal()
-        distances: Vector = np.maximum(squares[:, None] + squares - 2 * products, 0.0)
-        np.fill_diagonal(distances, 0.0)
-        return distances
+        """‖w_i - w_j‖² of all pairs [models, models]."""
+        return _squared_distances(self.gram())
 
     def updates(self, previous: Tensor, direction: Tensor | None = None) -> tuple[Vector, Vector]:
         """The norms ‖w_k - w^t‖ [models] of the updates of `previous` [size], and their products with `direction`."""
-        norms = torch.zeros(len(self), dtype=torch.float64, device=self.rows[0].device)
-        products = torch.zeros_like(norms)
-        for stretch in self._stretches():
-            updates = torch.stack([row[stretch] for row in self.rows]).double() - previous[stretch].double()
-            norms += torch.linalg.vector_norm(updates, dim=1) ** 2
-            if direction is not None:
-                products += updates @ direction[stretch].to(updates)
-        return norms.sqrt().cpu().numpy(), products.cpu().numpy()
+
+        def sums(values: Tensor, here: slice) -> Tensor:
+            along = torch.zeros_like(values[:, 0]) if direction is None else values @ direction[here].to(values)
+            return torch.stack([torch.linalg.vector_norm(values, dim=1) ** 2, along])
+
+        found = self._total(sums, previous)
+        if not (np.isfinite(found).all() and found[0].min() > SMALL):
+            found = self._total(sums, previous, torch.float64)
+        return np.sqrt(found[0]), found[1]
+
+    def mixtures(self, shares: Vector) -> Tensor:
+        """Weighted sums [sums, size] of the models, by their `shares` [sums, models]."""
+        like = self.rows[0]
+        result = torch.empty(len(shares), len(like), dtype=like.dtype, device=like.device)
+        mix = torch.from_numpy(shares).to(result)
+
+        def settle(here: slice) -> None:
+            result[:, here] = mix @ self._values(here)
+
+        for _ in self._each(settle):
+            pass
+        return result
 
     def per_coordinate(self, rule: Callable[[Tensor], Tensor]) -> Tensor:
         """What `rule` makes of each coordinate's values in ascending order, [coordinates, models] -> [coordinates]."""
         result = torch.empty_like(self.rows[0])
 
-        def settle(stretch: slice) -> None:
-            values = torch.stack([row[stretch] for row in self.rows]).T.contiguous()
-            result[stretch] = rule(_sorted(values)).to(result.dtype)
+        def settle(here: slice) -> None:
+            result[here] = rule(_sorted(self._values(here).T.contiguous())).to(result.dtype)
 
-        if result.device.type == "cpu":  # NumPy sorts in one thread, and lets others work meanwhile
-            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-                list(pool.map(settle, self._stretches()))
-        else:
-            for stretch in self._stretches():
-                settle(stretch)
+        for _ in self._each(settle):
+            pass
         return result
+
+    def _total(
+        self,
+        summand: Callable[[Tensor, slice], Tensor],
+        origin: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Vector:
+        """The sum of what `summand` makes of each stretch of the models as seen from `origin` [size]."""
+
+        def part(here: slice) -> Tensor:
+            values = self._values(here, dtype)
+            return summand(values if origin is None else values.sub_(origin[here]), here)
+
+        total: Vector = sum(made.double() for made in self._each(part)).cpu().numpy()  # type: ignore[union-attr]
+        return total
+
+    def _values(self, here: slice, dtype: torch.dtype | None = None) -> Tensor:
+        """A stretch of all models, [models, coordinates]: a copy."""
+        return torch.stack([row[here] for row in self.rows]).to(dtype or self.rows[0].dtype)
+
+    def _each(self, work: Callable[[slice], Made]) -> Iterator[Made]:
+        """What `work` makes of each stretch, in order; on a CPU in as many threads as PyTorch has."""
+        if self.rows[0].device.type != "cpu":
+            yield from map(work, self._stretches())
+            return
+        threads = torch.get_num_threads()
+        with single_thread(), ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(work, self._stretches())
 
     def _stretches(self) -> Iterator[slice]:
         size, device = len(self.rows[0]), self.rows[0].device.type
         step = max(1, AT_ONCE.get(device, AT_ONCE["cuda"]) // len(self))
         return (slice(start, start + step) for start in range(0, size, step))
+
+
+def _squared_distances(products: Vector) -> Vector:
+    """By ‖w_i‖² + ‖w_j‖² - 2⟨w_i, w_j⟩."""
+    squares = products.diagonal()
+    distances: Vector = np.maximum(squares[:, None] + squares - products - products.T, 0.0)
+    np.fill_diagonal(distances, 0.0)
+    return distances
 
 
 def _sorted(values: Tensor) -> Tensor:

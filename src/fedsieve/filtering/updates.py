@@ -45,7 +45,8 @@ class FLTrust(ModelFilter):
     A client's trust is max(0, cos) of the angle between its update w_k - w^t and the server's; the updates, scaled to
     the norm of the server's, are averaged in proportion to trust. In the paper the server's update comes from training
     on its own data. Here its direction is the gradient of the log-likelihood of the validation set at w^t. A single
-    gradient has no meaningful length, so its norm is set to the median norm of the clients' updates. Who has no trust
+    gradient has no meaningful length, so its norm is set to the median norm of all updates or of the trusted ones,
+    whichever is smaller: a majority without trust can't make it long, nor can a few that are trusted. Who has no trust
     is left out; if nobody has any, the model stays as it is.
     """
 
@@ -63,7 +64,8 @@ class FLTrust(ModelFilter):
         kept = np.flatnonzero(trust).tolist()
         if not kept:
             return Selection((), model=previous.clone())
-        steps = (trust / trust.sum() * _quotient(np.full(len(norms), np.median(norms)), norms))[kept]
+        length = min(np.median(norms), np.median(norms[kept]))
+        steps = trust[kept] / trust.sum() * length / norms[kept]
         model = combine(previous, stack.part(kept).rows, Coefficients(1 - float(steps.sum()), steps))
         return Selection(tuple(kept), model=model)
 
