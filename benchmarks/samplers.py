@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 import fedsieve as fs
 from fedsieve.algorithms import Options
-from fedsieve.engines.sequential import single_thread
 from fedsieve.parts import SAMPLERS
 from fedsieve.randomness import keys
 from fedsieve.runs import pretrain_favor
@@ -34,6 +33,7 @@ from fedsieve.sampling.compression import Compression
 from fedsieve.sampling.double_dqn import network
 from fedsieve.sampling.favor import COMPONENTS, Agent
 from fedsieve.system import SystemModel
+from fedsieve.threads import single_thread
 
 BEFORE, MEASURED = 100, 30
 FAVOR = ((100, 50_000), (100, 431_080), (1_000, 50_000))

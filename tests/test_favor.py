@@ -19,7 +19,6 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 import fedsieve as fs
-from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import FedSieveError, InvalidSetting
 from fedsieve.runs import assemble, pretrain_favor
 from fedsieve.runs.pretraining import exploration
@@ -28,6 +27,7 @@ from fedsieve.sampling import compression as compressing
 from fedsieve.sampling.compression import Compression
 from fedsieve.sampling.double_dqn import BATCH, DoubleDQN, Transition, double_q_targets
 from fedsieve.sampling.favor import Agent, reward
+from fedsieve.threads import single_thread
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CLIENTS = np.array([-3, 0, 1, 4, 7, 20, 2**50], dtype=np.int64)

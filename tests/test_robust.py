@@ -41,6 +41,7 @@ from fedsieve.filtering import (
     UnionRejection,
     stack,
 )
+from fedsieve.filtering.byzantine import liars_among
 from fedsieve.filtering.rejection import averages_without_one
 from fedsieve.sieve import Population, Sieve, Sifted
 from fedsieve.stopwatch import Stopwatch
@@ -742,3 +743,35 @@ def test_rejection_must_leave_somebody(filter: ModelFilter, models: int, needed:
 def test_bad_settings_are_refused_by_name(make: Callable[[], ModelFilter], field: str) -> None:
     with pytest.raises(InvalidSetting, match=rf"^{field}: .* is not allowed; use [^\n]*$"):
         make()
+
+
+@given(
+    models=st.integers(0, 30),
+    byzantine=st.integers(0, 8),
+    nonsense=st.integers(0, 8),
+    times=st.integers(1, 4),
+    more=st.integers(1, 3),
+)
+def test_liars_that_sent_nonsense_are_liars_no_longer_feared(
+    models: int, byzantine: int, nonsense: int, times: int, more: int
+) -> None:
+    there = Candidates(torch.empty(0), torch.empty(0), torch.ones(models), nonsense=nonsense)
+    allowed = [
+        f for f in range(max(0, byzantine - nonsense), byzantine + 1) if models >= times * f + more
+    ]  # by brute force
+    if allowed:
+        assert liars_among(models, there, byzantine, times, more) == max(allowed)
+    else:
+        with pytest.raises(TooFewUpdates):
+            liars_among(models, there, byzantine, times, more)
+
+
+def test_bulyan_goes_on_when_liars_unmask_themselves() -> None:
+    # 15 asked with f = 3, just enough; 4 send NaN. 11 are left, enough for f = 2: Bulyan as if it had been told that.
+    models = torch.randn(11, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    told = Candidates(torch.empty(0), torch.empty(0), torch.ones(11), models=models)
+    with pytest.raises(TooFewUpdates):
+        Bulyan(3).select(told)
+    ours, expected = Bulyan(3).select(replace(told, nonsense=4)), Bulyan(2).select(told)
+    assert ours.kept == expected.kept
+    assert ours.model is not None and expected.model is not None and torch.equal(ours.model, expected.model)

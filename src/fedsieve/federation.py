@@ -18,13 +18,13 @@ from torch import Tensor
 from fedsieve.averaging import Coefficients, Scheme
 from fedsieve.engines import Engine, Update
 from fedsieve.engines.base import Models
-from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import ModelFilter, Selection
 from fedsieve.sampling import Beliefs, ClientSampler, Feedback
 from fedsieve.sieve import Population, Sieve
 from fedsieve.stopwatch import Stopwatch
 from fedsieve.system import SystemModel
+from fedsieve.threads import single_thread
 
 AT_ONCE = 32  # clients that train before the first round, where a sampler wants all of them to
 

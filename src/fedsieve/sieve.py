@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.averaging import Coefficients, Kept, Scheme
-from fedsieve.engines.base import Judge, Models, Returned
+from fedsieve.engines.base import Judge, Models, Returned, is_nonsense
 from fedsieve.engines.precision import arithmetic
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
@@ -93,9 +93,11 @@ class Sieve:
             )
 
         models = Models(updates)
+        nonsense = sum(map(is_nonsense, excluded.values()))
         try:
             with phase("search"), arithmetic("fp32", previous.device):
-                selection = self.filter.select(self._candidates(previous, updates, logits, kept_of))
+                candidates = replace(self._candidates(previous, updates, logits, kept_of), nonsense=nonsense)
+                selection = self.filter.select(candidates)
         except TooFewUpdates as problem:
             name = type(self.filter).__name__
             raise TooFewUpdates(f"round {round}: {name} has {problem}{why}", excluded) from None

@@ -54,6 +54,11 @@ class Update:
         return self.error if self.error is not None else problem_of(self.model, self.loss, like)
 
 
+def is_nonsense(problem: str) -> bool:
+    """Whether somebody sent what is no model, as against nothing: such a client lies, or is broken."""
+    return problem.startswith(("model ", "validation logits "))
+
+
 def problem_of(model: Tensor | None, loss: float, like: Tensor) -> str | None:
     """Why a model [size] can't be averaged with others like `like` [size], if it can't."""
     if model is None:

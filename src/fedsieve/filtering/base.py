@@ -17,7 +17,8 @@ class Candidates:
     """The models that came back, in ascending order of client id.
 
     `logits` [models, examples, classes] are their outputs on the validation set, `labels` [examples] the truth,
-    `weights` [models] the client weights p_k, `counts` [models] how often each client was drawn (default: once).
+    `weights` [models] the client weights p_k, `counts` [models] how often each client was drawn (default: once);
+    `nonsense` is how many clients sent something that is no model, and are not among them.
     The rest is there for filters with `needs_models`: the flat models [models, size]; `average(kept)`, the flat model
     [size] that the run's averaging scheme would make of the models at the positions `kept`, and `coefficients(kept)`,
     those of the previous model and of the models kept that it would make it with; `predict(model)`, logits
@@ -36,6 +37,7 @@ class Candidates:
     score_and_gradient: Callable[..., tuple[float, Tensor]] | None = None
     previous: Tensor | None = None
     coefficients: Callable[[Sequence[int]], Coefficients] | None = None
+    nonsense: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsieve.errors import TooFewUpdates
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
-from fedsieve.filtering.byzantine import check_enough, count_of
+from fedsieve.filtering.byzantine import count_of, liars_among
 from fedsieve.filtering.stack import Stack, Vector, middle
 
 
@@ -31,11 +31,11 @@ class MultiKrum(ModelFilter):
         """Those with the lowest scores, with equal weights."""
         assert candidates.models is not None
         models = len(candidates.models)
-        check_enough(models, self.byzantine, 2, 3)
-        keep = models - self.byzantine if self.keep is None else self.keep
+        liars = liars_among(models, candidates, self.byzantine, 2, 3)
+        keep = models - liars if self.keep is None else self.keep
         if keep > models:
             raise TooFewUpdates(f"{models} usable models, keep = {keep} needed")
-        scores = krum_scores(Stack(candidates.models).squared_distances(), self.byzantine)
+        scores = krum_scores(Stack(candidates.models).squared_distances(), liars)
         kept = sorted(np.argsort(scores, kind="stable")[:keep].tolist())
         weights = torch.zeros(models, dtype=torch.float64)
         weights[kept] = 1 / keep
@@ -68,15 +68,15 @@ class Bulyan(ModelFilter):
         """The chosen models, and what becomes of their coordinates."""
         assert candidates.models is not None
         models = len(candidates.models)
-        check_enough(models, self.byzantine, 4, 3)
+        liars = liars_among(models, candidates, self.byzantine, 4, 3)
         stack = Stack(candidates.models)
         distances, left = stack.squared_distances(), list(range(models))
         chosen = []
-        for _ in range(models - 2 * self.byzantine):
-            scores = krum_scores(distances[np.ix_(left, left)], self.byzantine)
+        for _ in range(models - 2 * liars):
+            scores = krum_scores(distances[np.ix_(left, left)], liars)
             chosen.append(left.pop(int(scores.argmin())))
         kept = sorted(chosen)
-        model = stack.part(kept).per_coordinate(lambda values: mean_around_median(values, 2 * self.byzantine))
+        model = stack.part(kept).per_coordinate(lambda values: mean_around_median(values, 2 * liars))
         return Selection(tuple(kept), model=model)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
-from fedsieve.filtering.byzantine import check_enough, count_of
+from fedsieve.filtering.byzantine import count_of, liars_among
 from fedsieve.filtering.scores import accuracy, log_likelihood
 from fedsieve.filtering.stack import Stack
 
@@ -33,15 +33,15 @@ class _Rejection(ModelFilter):
         """All but those left out."""
         assert candidates.predict is not None
         models = len(candidates.weights)
-        check_enough(models, self.byzantine, len(self.scores), 1)
+        liars = liars_among(models, candidates, self.byzantine, len(self.scores), 1)
         everyone = set(range(models))
-        if self.byzantine == 0:
+        if liars == 0:
             return Selection(tuple(everyone))
         without = np.empty((len(self.scores), models))
         for position, logits in enumerate(map(candidates.predict, averages_without_one(candidates))):
             without[:, position] = [float(score(logits, candidates.labels)) for score in self.scores]
         without = np.nan_to_num(without, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-        rejected = np.argsort(without, axis=1, kind="stable")[:, models - self.byzantine :]
+        rejected = np.argsort(without, axis=1, kind="stable")[:, models - liars :]
         return Selection(tuple(sorted(everyone.difference(rejected.flatten().tolist()))))
 
 

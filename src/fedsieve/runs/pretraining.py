@@ -19,7 +19,6 @@ from torch import nn
 from fedsieve import data
 from fedsieve.data import Dataset
 from fedsieve.engines import Engine
-from fedsieve.engines.sequential import single_thread
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.federation import Federation
 from fedsieve.filtering import accuracy
@@ -31,6 +30,7 @@ from fedsieve.sampling.base import ClientSampler, Ids, sorted_ids
 from fedsieve.sampling.compression import Compression
 from fedsieve.sampling.double_dqn import DoubleDQN, State, Transition
 from fedsieve.sampling.favor import COMPONENTS, Agent, reward
+from fedsieve.threads import single_thread
 
 DISCOUNT = 0.9
 LEAST_EXPLORATION = 0.1
