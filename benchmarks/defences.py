@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -123,10 +124,11 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--weights", type=int, default=9_231_114)
     parser.add_argument("--times", type=int, default=5, help="how often; the median counts")
-    parser.add_argument("--flower-weights", type=int, default=200_000, help="0 leaves Flower out")
+    parser.add_argument("--flower-weights", type=int, default=100_000, help="0 leaves Flower out")
     parser.add_argument("--only", nargs="*", help="names of filters (default: all but the combinatorial)")
     parser.add_argument("--out", type=Path, default=Path("docs/results/defences.json"))
     given = parser.parse_args()
+    load = os.getloadavg()[0]
     previous, models = draw(given.updates, given.weights)
     few = min(given.flower_weights, given.weights)
     part = [model[:few].clone() for model in models]
@@ -148,7 +150,7 @@ def main() -> None:
         print(line, flush=True)
     record = {
         "updates": given.updates, "weights": given.weights, "hostile": HOSTILE, "times": given.times,
-        "results": results, **environment(torch.device("cpu")),
+        "load_before": round(load, 1), "results": results, **environment(torch.device("cpu")),
     }  # fmt: skip
     write_whole(given.out, (json.dumps(record, indent=2) + "\n").encode())
 

@@ -171,6 +171,7 @@ def test_these_studies_stand_alone(typed: Typed) -> None:
     with pytest.raises(InvalidSetting, match="field alone"):
         find_plan(["table2", "field"])
     status, printed, said = typed("reproduce", "attacks", "--quick", "--report-only", "--out", "nothing")
-    assert status == 0 and "20 % of the clients hostile" in printed and "no runs yet" in said
+    assert status == 0 and "What attacks cost" in printed and "no runs yet" in said
+    assert "20 % of the clients hostile" in Path("nothing/results.md").read_text()
     status, _, said = typed("reproduce", "defences")
     assert status == 2 and "attacks" in said and said.count("\n") == 1

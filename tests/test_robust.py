@@ -331,9 +331,9 @@ def test_fltrust_by_the_papers_definition(updates: list[list[float]], length: fl
     expected = previous
     if trusted:
         norms = [[np.linalg.norm(update) for update in some] for some in (updates, trusted)]
-        server = gradient / np.linalg.norm(gradient) * min(map(np.median, norms))
-        scores = [max(0.0, cosine(update, server)) for update in moving]
-        scaled = [np.linalg.norm(server) / np.linalg.norm(update) * update for update in moving]
+        length_of_server = min(map(np.median, norms))
+        scores = [max(0.0, cosine(update, gradient)) for update in moving]
+        scaled = [length_of_server / np.linalg.norm(update) * update for update in moving]
         expected = previous + sum(score * one for score, one in zip(scores, scaled, strict=True)) / sum(scores)
     given = round_of(previous + np.array(updates), previous=previous, gradient=gradient, dtype=torch.float64)
     assert made_by(FLTrust(), given).numpy() == pytest.approx(expected, abs=1e-8)

@@ -313,7 +313,8 @@ def reproduce_command(
     outcome = write_up(reproduction)
     console = Console(width=None if Console().is_terminal else 120)
     for table in outcome.tables:
-        console.print(table.rich())
+        if not table.wide:
+            console.print(table.rich())
     for path in outcome.files:
         print(path)
 

@@ -78,6 +78,7 @@ def attacks_table(share: float, results: Results) -> Table:
         "that are taken for the backdoor's. Defences assume the true share of liars, and "
         f"{100 * ASSUMED:.0f} % where nobody is hostile. can't: too few honest models for it.",
         left=1,
+        wide=True,
     )
 
 

@@ -19,13 +19,14 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text: the first `left` columns name a row, the others are numbers."""
+    """A table as text: the first `left` columns name a row, the others are numbers. Some are too `wide` for a terminal."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str
     left: int
+    wide: bool = False
 
     def rich(self) -> RichTable:
         """For a terminal."""
