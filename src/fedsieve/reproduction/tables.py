@@ -19,7 +19,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text: the first `left` columns name a row, the others are numbers. Some are too `wide` for a terminal."""
+    """A table as text: the first `left` columns name a row, the others numbers. Some are too wide for a terminal."""
 
     title: str
     headings: Sequence[str]
