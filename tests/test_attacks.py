@@ -202,3 +202,13 @@ def test_attacks_by_name() -> None:
     kinds = [LabelFlip, Backdoor, Scaled, Scaled, Noise, ALittleIsEnough, InnerProduct, FreeRider, NaNSender]
     assert [type(make()) for make in ATTACKS.values()] == kinds
     assert ATTACKS["sign-flip"]() == Scaled(-1.0) and ATTACKS["scaled"]() == Scaled(10.0)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks_on_a_gpu(name: str) -> None:
+    settings = {"attack": name, "hostile": 0.5, "algorithm": "fedca", "rounds": 2}
+    here, there = (fs.run(config(**settings, device=device)) for device in ("cpu", "cuda"))
+    assert here.summary["hostile"] == there.summary["hostile"]
+    assert [row["sampled"] for row in here.rows] == [row["sampled"] for row in there.rows]
+    assert here.rows[0]["excluded"] == there.rows[0]["excluded"]

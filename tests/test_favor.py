@@ -475,3 +475,13 @@ def test_the_command_writes_an_agent_and_says_what_it_cost(typed: Typed) -> None
     assert typed("run", *words)[0] == 0
     status, _, said = typed("pretrain-favor", "--episodes", "0")
     assert status == 2 and said == "error: episodes: 0 is not allowed; use a whole number of at least 1\n"
+
+
+@pytest.mark.cuda
+def test_an_agent_is_taught_and_asked_on_a_gpu(tmp_path: Path) -> None:
+    config = fs.Config(**SETTINGS | {"device": "cuda"})
+    taught = pretrain_favor(config, 3, 0.9)
+    assert taught.agent.compression.mean.device.type == "cpu" and len(taught.returns) == 3
+    (tmp_path / "agent").write_bytes(taught.agent.to_bytes())
+    settings = config.model_dump() | {"sampler": "favor", "favor_agent": tmp_path / "agent"}
+    assert len(fs.run(fs.Config(**settings)).rows) == config.rounds

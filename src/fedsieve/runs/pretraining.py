@@ -74,10 +74,11 @@ def pretrain_favor(
         school = School(config, target, model, dataset or data.load(config.dataset, config.data_dir))
         for episode in range(1, episodes + 1):
             school.play(episode, exploration(episode, episodes), watch)
-    network = {name: tensor.clone() for name, tensor in school.agent.network.items()}
+    network = {name: tensor.cpu().clone() for name, tensor in school.agent.network.items()}
     trainings = len(school.agent.clients) + sum(school.rounds)
     seconds = time.perf_counter() - began
-    return Pretraining(replace(school.agent, network=network), school.returns, school.rounds, trainings, seconds)
+    agent = replace(school.agent, network=network, compression=school.agent.compression.to(torch.device("cpu")))
+    return Pretraining(agent, school.returns, school.rounds, trainings, seconds)
 
 
 def exploration(episode: int, episodes: int) -> float:
@@ -99,7 +100,7 @@ class School:
         self.rounds: list[int] = []
         federation, engine = self._assemble(0, UniformSampler())
         clients, start = federation.clients, federation.model
-        trained = torch.empty(len(clients), start.numel())
+        trained = torch.empty(len(clients), start.numel(), device=start.device)
         try:
             if len(clients) < 2:
                 raise InvalidSetting("clients", len(clients), "at least 2 with data, for an agent to choose between")
@@ -110,7 +111,7 @@ class School:
             engine.close()
         compression = Compression.of(trained, min(COMPONENTS, len(clients) - 1))
         self.first: State = np.concatenate([compression([one]) for one in (start, *trained)])
-        self.learner = DoubleDQN(self.first.size, len(clients), DISCOUNT, config.seed)
+        self.learner = DoubleDQN(self.first.size, len(clients), DISCOUNT, config.seed, device=start.device)
         # The agent's network is the one that learns.
         self.agent = Agent(clients, compression, self.first[0], self.learner.learner.state_dict())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,20 +38,20 @@ class Compression:
         count, size = models.shape
         if not 1 <= components <= count:
             raise InvalidSetting("components", components, f"1 to {count}, the number of models")
-        mean = torch.empty(size)
-        gram = torch.zeros(count, count, dtype=torch.float64)
+        mean = torch.empty(size, device=models.device)
+        gram = torch.zeros(count, count, dtype=torch.float64, device=models.device)
         for start in range(0, size, BLOCK):
             block = models[:, start : start + BLOCK].double()
             mean[start : start + BLOCK] = block.mean(0)
             centred = block - block.mean(0)
             gram += centred @ centred.T
-        variances, vectors = np.linalg.eigh(gram.numpy())
+        variances, vectors = np.linalg.eigh(gram.cpu().numpy())
         variances, vectors = variances[::-1][:components], vectors[:, ::-1][:, :components]
         largest = vectors[np.abs(vectors).argmax(0), np.arange(components)]
         real = variances > NOTHING * max(variances[0], np.finfo(np.float64).tiny)
         factors = np.sign(largest) * real / np.sqrt(np.where(real, variances, 1.0))
-        turn = torch.from_numpy((vectors * factors).T.copy())
-        loadings = torch.empty(components, size)
+        turn = torch.from_numpy((vectors * factors).T.copy()).to(models.device)
+        loadings = torch.empty(components, size, device=models.device)
         for start in range(0, size, BLOCK):
             block = models[:, start : start + BLOCK].double()
             loadings[:, start : start + BLOCK] = turn @ (block - block.mean(0))
@@ -68,10 +68,14 @@ class Compression:
         """How many numbers a model has."""
         return self.loadings.shape[1]
 
+    def to(self, device: torch.device) -> Compression:
+        """The same where models are."""
+        return replace(self, mean=self.mean.to(device), loadings=self.loadings.to(device))
+
     def __call__(self, models: Sequence[Tensor]) -> NDArray[np.float32]:
         """What stands for `models` [n of size]: [n, components]."""
         if not len(models):
             return np.empty((0, self.components), dtype=np.float32)
-        flat = torch.stack([model.detach().to("cpu", torch.float32) for model in models])
-        coordinates: NDArray[np.float32] = ((flat - self.mean) @ self.loadings.T / self.unit).numpy()
+        flat = torch.stack([model.detach().to(self.mean) for model in models])
+        coordinates: NDArray[np.float32] = ((flat - self.mean) @ self.loadings.T / self.unit).cpu().numpy()
         return coordinates

@@ -51,11 +51,19 @@ class DoubleDQN:
     It remembers the last 5,000 transitions and learns from 32 of them at a time.
     """
 
-    def __init__(self, inputs: int, actions: int, discount: float, seed: int, hidden: int = HIDDEN) -> None:
-        self.discount, self.seed = discount, seed
+    def __init__(
+        self,
+        inputs: int,
+        actions: int,
+        discount: float,
+        seed: int,
+        hidden: int = HIDDEN,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.discount, self.seed, self.device = discount, seed, torch.device(device)
         with torch_draws(seed, "value network"):
-            self.learner = network(inputs, actions, hidden)
-        self.target = network(inputs, actions, hidden)
+            self.learner = network(inputs, actions, hidden).to(device)
+        self.target = network(inputs, actions, hidden).to(device)
         self.target.load_state_dict(self.learner.state_dict())
         self.optimiser = torch.optim.Adam(self.learner.parameters(), lr=RATE)
         self.memory: deque[Transition] = deque(maxlen=MEMORY)
@@ -64,7 +72,7 @@ class DoubleDQN:
     def values(self, state: State) -> NDArray[np.float32]:
         """What each action is worth [actions] in `state` [inputs]."""
         with torch.no_grad():
-            values: NDArray[np.float32] = self.learner(torch.from_numpy(state)).numpy()
+            values: NDArray[np.float32] = self.learner(torch.from_numpy(state).to(self.device)).cpu().numpy()
         return values
 
     def remember(self, transition: Transition) -> None:
@@ -78,15 +86,15 @@ class DoubleDQN:
         random = generator(self.seed, "replayed transitions", self.steps)
         batch = [self.memory[place] for place in random.choice(len(self.memory), BATCH, replace=False).tolist()]
         targets = double_q_targets(
-            torch.tensor([one.reward for one in batch]),
-            torch.tensor([one.ended for one in batch]),
-            _stacked([one.following for one in batch]),
+            torch.tensor([one.reward for one in batch], device=self.device),
+            torch.tensor([one.ended for one in batch], device=self.device),
+            self._stacked([one.following for one in batch]),
             self.learner,
             self.target,
             self.discount,
         )
-        actions = torch.tensor([[one.action] for one in batch])
-        said = self.learner(_stacked([one.state for one in batch])).gather(1, actions).squeeze(1)
+        actions = torch.tensor([[one.action] for one in batch], device=self.device)
+        said = self.learner(self._stacked([one.state for one in batch])).gather(1, actions).squeeze(1)
         self.optimiser.zero_grad()
         nn.functional.mse_loss(said, targets).backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
@@ -94,6 +102,5 @@ class DoubleDQN:
         if self.steps % STEPS_OF_A_TARGET == 0:
             self.target.load_state_dict(self.learner.state_dict())
 
-
-def _stacked(states: list[State]) -> Tensor:
-    return torch.from_numpy(np.stack(states))
+    def _stacked(self, states: list[State]) -> Tensor:
+        return torch.from_numpy(np.stack(states)).to(self.device)

@@ -65,10 +65,12 @@ class Agent:
 
     def values(self, state: NDArray[np.float32]) -> NDArray[np.float64]:
         """What it is worth to ask each client [n] in `state` [1 + n, components]."""
+        network = self.network
         with torch.no_grad():
-            inner = torch.relu(self.network["0.weight"] @ _tensor(state.reshape(-1)) + self.network["0.bias"])
-            values: Tensor = self.network["2.weight"] @ inner + self.network["2.bias"]
-        return values.double().numpy()
+            seen = _tensor(state.reshape(-1)).to(network["0.bias"].device)
+            inner = torch.relu(network["0.weight"] @ seen + network["0.bias"])
+            values: Tensor = network["2.weight"] @ inner + network["2.bias"]
+        return values.double().cpu().numpy()
 
     def to_bytes(self) -> bytes:
         """As a safetensors file."""
@@ -115,6 +117,7 @@ class FavorSampler(ClientSampler):
 
     def __init__(self, agent: Agent, seed: int = 0) -> None:
         self.agent = agent
+        self.compression = agent.compression
         self.seed = seed
         self._state: NDArray[np.float32] | None = None
 
@@ -130,7 +133,8 @@ class FavorSampler(ClientSampler):
         if self.global_model().numel() != size:
             here = self.global_model().numel()
             raise InvalidSetting("favor_agent", f"of a model of {size} numbers", f"one of a model of {here}")
-        if not np.allclose(self.agent.compression([self.global_model()])[0], self.agent.start, atol=1e-3):
+        self.compression = self.agent.compression.to(self.global_model().device)
+        if not np.allclose(self.compression([self.global_model()])[0], self.agent.start, atol=1e-3):
             log.info("favor's agent learnt from another initial model, as another seed gives, and perhaps other data")
         self._state = None
 
@@ -154,7 +158,7 @@ class FavorSampler(ClientSampler):
         """The compressed global model, and below it the clients' [1 + n, components]; before round 1 they train."""
         if self._state is None:
             assert self.global_model is not None and self.local_models is not None
-            start, compression = self.global_model(), self.agent.compression
+            start, compression = self.global_model(), self.compression
             trained = (
                 compression([start if model is None else model for model in models])
                 for models in self.local_models(self.agent.clients)
@@ -169,7 +173,7 @@ class FavorSampler(ClientSampler):
         answered = np.array(list(feedback.losses), dtype=np.int64)
         if len(feedback.models) != answered.size:
             raise InvalidSetting("models", len(feedback.models), f"one for each of {answered.size} that have a loss")
-        compressed = self.agent.compression([self.global_model(), *feedback.models])
+        compressed = self.compression([self.global_model(), *feedback.models])
         state[0] = compressed[0]
         state[1 + np.searchsorted(self.agent.clients, answered)] = compressed[1:]
         self._state = state
