@@ -28,7 +28,7 @@ from fedsieve.filtering import Candidates, Krum, ModelFilter, Selection
 from fedsieve.flower import FedCA, FedCM, FedPdp, SieveStrategy
 from fedsieve.flower.arrays import ArrayLayout
 from fedsieve.flower.roster import NAMED, Roster, arm_of
-from fedsieve.sampling import UniformSampler
+from fedsieve.sampling import ClientSampler, FedCSSampler, PowerOfChoiceSampler, UniformSampler
 from fedsieve.vector import Layout
 
 Answer = Callable[[Message], Message | None]
@@ -528,3 +528,10 @@ def test_fedavg_by_us_is_fedavg_by_flower(tmp_path: Path) -> None:
     for number in ("1", "2"):
         assert ours["train"][number]["train_loss"] == pytest.approx(theirs["train"][number]["train_loss"])
         assert ours["evaluate"][number]["accuracy"] == pytest.approx(theirs["evaluate"][number]["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("sampler", [FedCSSampler(30.0), PowerOfChoiceSampler(losses="exact")])
+def test_samplers_that_flower_cannot_serve_are_refused_before_the_first_round(sampler: ClientSampler) -> None:
+    with pytest.raises(InvalidSetting, match=f"sampler: '{type(sampler).__name__}' is not allowed"):
+        SieveStrategy(sampler, Krum(0))
+    SieveStrategy(PowerOfChoiceSampler(), Krum(0))

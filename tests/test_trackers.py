@@ -331,6 +331,15 @@ def test_frames_have_the_types_they_promise_even_without_rows(tmp_path: Path) ->
     assert load_run(tmp_path / "some").rounds["score"].isna().all()
 
 
+def test_frames_have_simulated_time_and_a_backdoors_success(tmp_path: Path) -> None:
+    settings = {**QUICK, "system": "drawn", "attack": "backdoor", "hostile": 0.5}
+    history = fs.run(fs.Config(algorithm="fedavg", **settings), out=tmp_path)
+    rounds = load_run(tmp_path).rounds
+    assert rounds["simulated_seconds"].tolist() == [row["simulated"]["seconds"] for row in history.rows]
+    assert rounds["simulated_bytes"].sum() == history.summary["simulated"]["bytes"]
+    assert rounds["backdoor_success"].tolist() == [row["backdoor_success"] for row in history.rows]
+
+
 def test_excluded_clients_say_why(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.create(fs.Config(**QUICK))

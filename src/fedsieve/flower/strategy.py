@@ -92,8 +92,9 @@ class SieveStrategy(FedAvg):
             raise InvalidSetting("validation", validation, "both a model and validation data, or neither")
         if filter.needs_logits and model is None:
             raise InvalidSetting("validation", None, f"(x, y) and a model, which {type(filter).__name__} needs")
-        if sampler.needs_models:
-            raise InvalidSetting("sampler", type(sampler).__name__, "one for which not all clients have to train first")
+        if sampler.needs_models or sampler.needs_losses or sampler.needs_times:
+            allowed = "one that goes by what earlier rounds showed: Flower's nodes are asked to train, and nothing else"
+            raise InvalidSetting("sampler", type(sampler).__name__, allowed)
         self.sampler = sampler
         self.client_ids = client_ids
         self.seed = seed

@@ -23,7 +23,8 @@ class RunFrames:
 
     `rounds` has a row per round (its index): accuracies, losses and seconds as in `metrics.jsonl` (`score` is NaN for
     filters without one), how many clients were `sampled`, `kept` and `excluded`, and the share `previous` of the model
-    before in the new one. `clients` has a row per round and sampled client: whether its model was `kept` and with which
+    before in the new one; `simulated_seconds` and `simulated_bytes` of the round where clients have devices, and
+    `backdoor_success` where there is a backdoor. `clients` has a row per round and sampled client: whether its model was `kept` and with which
     `coefficient` (0 if not), and why it was `excluded` as unusable (missing if it wasn't).
     """
 
@@ -56,10 +57,17 @@ def rounds_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         **{name: [row[name] for row in rows] for name in NUMBERS},
         **{name: [len(row[name]) for row in rows] for name in ("sampled", "kept", "excluded")},
         "previous": [row["coefficients"]["previous"] for row in rows],
+        **_where_known("simulated_seconds", [row.get("simulated", {}).get("seconds") for row in rows]),
+        **_where_known("simulated_bytes", [row.get("simulated", {}).get("bytes") for row in rows]),
+        **_where_known("backdoor_success", [row.get("backdoor_success") for row in rows]),
     }
     counts = ("round", "sampled", "kept", "excluded")
     types = {name: "int64" if name in counts else "float64" for name in records}
     return pd.DataFrame(records).astype(types).set_index("round")
+
+
+def _where_known(name: str, values: list[Any]) -> dict[str, list[Any]]:
+    return {} if None in values or not values else {name: values}
 
 
 def clients_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -65,6 +65,12 @@ class ClientSampler(ABC):
     needs_models: ClassVar[bool] = False
     """Whether it looks at models: `global_model` and `local_models` have to be set, and `Feedback` to have `models`."""
 
+    needs_losses: bool = False
+    """Whether it can't do without `local_losses`."""
+
+    needs_times: ClassVar[bool] = False
+    """Whether it can't do without `device_times`."""
+
     seed: int = 0
 
     local_losses: Callable[[int, Ids, int | None], NDArray[np.float64]] | None = None

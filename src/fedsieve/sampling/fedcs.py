@@ -23,6 +23,7 @@ class FedCSSampler(UniformSampler):
 
     notation = "as many as fit the deadline, of some drawn uniformly"
     uses_prior_knowledge = True
+    needs_times = True
 
     def __init__(self, deadline: float, seed: int = 0) -> None:
         super().__init__(seed)

@@ -40,6 +40,7 @@ class PowerOfChoiceSampler(WeightedSampler):
             raise unknown_name("losses", losses, get_args(Losses))
         self.candidates = candidates
         self.losses = losses
+        self.needs_losses = losses != "last"
         self.mini_batch = mini_batch
         self._last = Ledger("loss")
 
@@ -48,7 +49,7 @@ class PowerOfChoiceSampler(WeightedSampler):
         ids = sorted_ids(clients, count)
         if self.candidates is not None and self.candidates < count:
             raise InvalidSetting("candidates", self.candidates, f"{count} or more, as many as are asked")
-        if self.losses != "last" and self.local_losses is None:
+        if self.needs_losses and self.local_losses is None:
             raise InvalidSetting("losses", self.losses, "'last', or set local_losses")
         size = min(2 * count if self.candidates is None else self.candidates, ids.size)
         if count == 0:
