@@ -24,8 +24,8 @@ class RunFrames:
     `rounds` has a row per round (its index): accuracies, losses and seconds as in `metrics.jsonl` (`score` is NaN for
     filters without one), how many clients were `sampled`, `kept` and `excluded`, and the share `previous` of the model
     before in the new one; `simulated_seconds` and `simulated_bytes` of the round where clients have devices, and
-    `backdoor_success` where there is a backdoor. `clients` has a row per round and sampled client: whether its model was `kept` and with which
-    `coefficient` (0 if not), and why it was `excluded` as unusable (missing if it wasn't).
+    `backdoor_success` where there is a backdoor. `clients` has a row per round and sampled client: whether its model
+    was `kept` and with which `coefficient` (0 if not), and why it was `excluded` as unusable (missing if it wasn't).
     """
 
     config: Config
