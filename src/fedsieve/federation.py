@@ -85,7 +85,7 @@ class Federation:
         self.examples = np.zeros(len(clients), dtype=np.int64) if examples is None else examples[order]
         self.sampler = sampler
         self.engine = engine
-        self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models)
+        self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models, seed)
         self.model = engine.initial_model() if model is None else model
         self.stopwatch = Stopwatch(self.model.device)
         self._trained_before = self.clients[:0]

@@ -17,6 +17,7 @@ from fedsieve.filtering import (
     GeometricMedian,
     KeepAll,
     Krum,
+    LearnedAveraging,
     LossRejection,
     ModelFilter,
     MultiKrum,
@@ -108,6 +109,7 @@ FILTERS: dict[str, Part[ModelFilter]] = {
     "combinatorial": Part(
         lambda options: CombinatorialFilter(options.score, options.scored_by, options.search), PAPER, validation=True
     ),
+    "learned": Part(lambda options: LearnedAveraging(), "FedSieve", validation=True),
     "krum": Part(lambda options: Krum(options.byzantine), "Blanchard et al. 2017", models=(2, 3)),
     "multi-krum": Part(lambda options: MultiKrum(options.byzantine), "Blanchard et al. 2017", models=(2, 3)),
     "bulyan": Part(lambda options: Bulyan(options.byzantine), "El Mhamdi et al. 2018", models=(4, 3)),

@@ -16,6 +16,7 @@ from fedsieve.engines.base import Judge, Models, Returned, is_nonsense
 from fedsieve.engines.precision import arithmetic
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
+from fedsieve.randomness import generator
 from fedsieve.stopwatch import Stopwatch
 from fedsieve.threads import single_thread
 
@@ -54,13 +55,20 @@ class Sieve:
     """
 
     def __init__(
-        self, filter: ModelFilter, averaging: Scheme, judge: Judge, min_updates: int, watch_models: bool = False
+        self,
+        filter: ModelFilter,
+        averaging: Scheme,
+        judge: Judge,
+        min_updates: int,
+        watch_models: bool = False,
+        seed: int = 0,
     ) -> None:
         self.filter = filter
         self.averaging = averaging
         self.judge = judge
         self.min_updates = min_updates
         self.watch_models = watch_models
+        self.seed = seed
 
     def sift(
         self,
@@ -96,8 +104,9 @@ class Sieve:
         nonsense = sum(map(is_nonsense, excluded.values()))
         try:
             with phase("search"), arithmetic("fp32", previous.device):
-                candidates = replace(self._candidates(previous, updates, logits, kept_of), nonsense=nonsense)
-                selection = self.filter.select(candidates)
+                candidates = self._candidates(previous, updates, logits, kept_of)
+                random = generator(self.seed, "filter", round)
+                selection = self.filter.select(replace(candidates, nonsense=nonsense, random=random))
         except TooFewUpdates as problem:
             name = type(self.filter).__name__
             raise TooFewUpdates(f"round {round}: {name} has {problem}{why}", excluded) from None

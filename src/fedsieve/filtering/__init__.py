@@ -5,6 +5,7 @@ from fedsieve.filtering.combinatorial import CombinatorialFilter
 from fedsieve.filtering.coordinates import CoordinateMedian, TrimmedMean
 from fedsieve.filtering.geometric_median import GeometricMedian
 from fedsieve.filtering.krum import Bulyan, Krum, MultiKrum
+from fedsieve.filtering.learned import LearnedAveraging
 from fedsieve.filtering.rejection import ErrorRejection, LossRejection, UnionRejection
 from fedsieve.filtering.scores import accuracy, log_likelihood
 from fedsieve.filtering.updates import FLTrust, NormClipping
@@ -19,6 +20,7 @@ __all__ = [
     "GeometricMedian",
     "KeepAll",
     "Krum",
+    "LearnedAveraging",
     "LossRejection",
     "ModelFilter",
     "MultiKrum",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from fedsieve.averaging import Coefficients
@@ -18,7 +19,8 @@ class Candidates:
 
     `logits` [models, examples, classes] are their outputs on the validation set, `labels` [examples] the truth,
     `weights` [models] the client weights p_k, `counts` [models] how often each client was drawn (default: once);
-    `nonsense` is how many clients sent something that is no model, and are not among them.
+    `nonsense` is how many clients sent something that is no model, and are not among them; `random` draws what belongs
+    to the run and the round.
     The rest is there for filters with `needs_models`: the flat models [models, size]; `average(kept)`, the flat model
     [size] that the run's averaging scheme would make of the models at the positions `kept`, and `coefficients(kept)`,
     those of the previous model and of the models kept that it would make it with; `predict(model)`, logits
@@ -38,6 +40,7 @@ class Candidates:
     previous: Tensor | None = None
     coefficients: Callable[[Sequence[int]], Coefficients] | None = None
     nonsense: int = 0
+    random: np.random.Generator | None = None
 
 
 @dataclass(frozen=True)

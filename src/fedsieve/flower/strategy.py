@@ -103,7 +103,7 @@ class SieveStrategy(FedAvg):
         if model is not None and validation is not None:
             self.judge = ValidationJudge(model, validation, device, seed)
             self._names = list(self.judge.engine.module.state_dict())
-        self.sieve = Sieve(filter, averaging, self.judge, max(1, min_train_nodes))
+        self.sieve = Sieve(filter, averaging, self.judge, max(1, min_train_nodes), seed=seed)
         self.roster = Roster()
         self.examples: dict[int, float] = {}
         self.state = None if state_dir is None else State(state_dir)

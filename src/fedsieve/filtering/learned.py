@@ -1,0 +1,89 @@
+"""Averaging that learns its weights: the mixture of models that, as one model, does best on the validation set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.errors import InvalidSetting
+from fedsieve.filtering.base import Candidates, ModelFilter, Selection
+from fedsieve.filtering.byzantine import count_of
+from fedsieve.filtering.geometric_median import shares_of
+from fedsieve.filtering.stack import Vector
+
+FASTER, SLOWER, TINY = 0.9, 0.999, 1e-8  # Adam's β1, β2 and ε
+
+
+class LearnedAveraging(ModelFilter):
+    """Minimises the validation cross-entropy L of the model Σ c_k w_k over weights c on the simplex.
+
+    The gradient is cheap: ∂L/∂c_k = ⟨∂L/∂w, w_k⟩ takes one backward pass on a batch of the validation set and a product
+    with each model. c = softmax(a) starts from the p_k, and `steps` steps of Adam of size `rate` move a. Who ends with
+    less than half of an equal share is left out, and the others' weights are made to sum to 1.
+    """
+
+    needs_logits = False
+    needs_models = True
+
+    def __init__(self, steps: int = 40, batch: int = 1024, rate: float = 0.2) -> None:
+        self.steps = count_of("steps", steps)
+        self.batch = count_of("batch", batch, least=1)
+        if not rate > 0:
+            raise InvalidSetting("rate", rate, "a number above 0")
+        self.rate = rate
+
+    def select(self, candidates: Candidates) -> Selection:
+        """The models worth at least half of an equal share, with their weights."""
+        assert candidates.models is not None
+        models = list(candidates.models)
+        weights = self._learn(candidates, models, shares_of(candidates))
+        kept = np.flatnonzero(weights >= 1 / (2 * len(models)))
+        shares = np.zeros(len(models))
+        shares[kept] = weights[kept] / weights[kept].sum()
+        return Selection(tuple(kept.tolist()), weights=torch.from_numpy(shares))
+
+    def _learn(self, candidates: Candidates, models: Sequence[Tensor], start: Vector) -> Vector:
+        """The weights [models] after all steps."""
+        assert candidates.random is not None
+        examples = len(candidates.labels)
+        a = np.log(np.maximum(start, np.finfo(np.float64).tiny))
+        mean, square = np.zeros(len(a)), np.zeros(len(a))
+        for step in range(1, self.steps + 1):
+            weights = softmax(a)
+            some = None
+            if self.batch < examples:
+                some = torch.from_numpy(candidates.random.choice(examples, self.batch, replace=False))
+            slope = weights_gradient(candidates, models, weights, some)
+            slope = weights * (slope - weights @ slope)  # by a
+            mean = FASTER * mean + (1 - FASTER) * slope
+            square = SLOWER * square + (1 - SLOWER) * slope**2
+            corrected = np.sqrt(square / (1 - SLOWER**step)) + TINY
+            a -= self.rate * mean / (1 - FASTER**step) / corrected
+        return softmax(a)
+
+
+def weights_gradient(
+    candidates: Candidates, models: Sequence[Tensor], weights: Vector, examples: Tensor | None = None
+) -> Vector:
+    """∂L/∂c_k [models] at c = `weights` [models]; L on the whole validation set, or on `examples` of it."""
+    assert candidates.score_and_gradient is not None
+    _, gradient = candidates.score_and_gradient(mixture(models, weights), examples)
+    return -torch.stack([torch.dot(gradient, model) for model in models]).double().cpu().numpy()
+
+
+def mixture(models: Sequence[Tensor], weights: Vector) -> Tensor:
+    """Σ c_k w_k [size]."""
+    total = torch.zeros_like(models[0])
+    for model, weight in zip(models, weights.tolist(), strict=True):
+        total.add_(model, alpha=weight)
+    return total
+
+
+def softmax(a: Vector) -> Vector:
+    """e^a / Σ e^a."""
+    powers = np.exp(a - a.max())
+    shares: Vector = powers / powers.sum()
+    return shares

@@ -1,0 +1,141 @@
+"""Averaging that learns its weights: its gradient, where it goes, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import fedsieve as fs
+from fedsieve.errors import InvalidSetting
+from fedsieve.filtering import Candidates, LearnedAveraging
+from fedsieve.filtering.learned import mixture, softmax, weights_gradient
+
+EXAMPLES, FEATURES, CLASSES = 60, 4, 3
+
+
+def linear(models: Tensor, weights: list[float] | None = None, seed: int = 0) -> Candidates:
+    """Candidates whose models [n, FEATURES · CLASSES] are linear: logits are inputs times weights."""
+    draws = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(EXAMPLES, FEATURES, generator=draws, dtype=models.dtype)
+    labels = (inputs @ torch.randn(FEATURES, CLASSES, generator=draws, dtype=models.dtype)).argmax(1)
+
+    def score_and_gradient(model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+        places = torch.arange(EXAMPLES) if examples is None else examples
+        point = model.clone().requires_grad_()
+        score = -cross_entropy(inputs[places] @ point.view(FEATURES, CLASSES), labels[places])
+        (gradient,) = torch.autograd.grad(score, point)
+        return float(score.detach()), gradient
+
+    return Candidates(
+        logits=torch.empty(0),
+        labels=labels,
+        weights=torch.tensor(weights or [1.0] * len(models), dtype=torch.float64),
+        models=models,
+        score_and_gradient=score_and_gradient,
+        random=np.random.default_rng(seed),
+    )
+
+
+def some_models(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, FEATURES * CLASSES, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def loss(candidates: Candidates, weights: Any) -> float:
+    assert candidates.models is not None and candidates.score_and_gradient is not None
+    return -candidates.score_and_gradient(mixture(list(candidates.models), np.asarray(weights)))[0]
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 6), st.integers(0, 1000))
+def test_the_gradient_against_finite_differences(count: int, seed: int) -> None:
+    candidates = linear(some_models(count, seed), seed=seed)
+    assert candidates.models is not None
+    weights = softmax(np.random.default_rng(seed).normal(size=count))
+    found = weights_gradient(candidates, list(candidates.models), weights)
+    for position in range(count):
+        nudge = np.zeros(count)
+        nudge[position] = 1e-5
+        slope = (loss(candidates, weights + nudge) - loss(candidates, weights - nudge)) / 2e-5
+        assert found[position] == pytest.approx(slope, abs=1e-7)
+
+
+def test_the_gradient_against_a_closed_form() -> None:
+    # One example x of class y and a linear model: ∂L/∂W = x (softmax(xW) - e_y)ᵀ, so ∂L/∂c_k = (softmax - e_y) · x W_k.
+    candidates = linear(some_models(3))
+    x, y = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64), 2
+
+    def score_and_gradient(model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+        outputs = torch.softmax(x @ model.view(FEATURES, CLASSES), 0)
+        return float(outputs[y].log()), -torch.outer(x, outputs - torch.eye(3, dtype=torch.float64)[y]).flatten()
+
+    told = Candidates(
+        **{name: getattr(candidates, name) for name in ("logits", "labels", "weights", "models")},
+        score_and_gradient=score_and_gradient,
+    )
+    weights = np.array([0.5, 0.3, 0.2])
+    models = list(some_models(3))
+    outputs = torch.softmax(x @ mixture(models, weights).view(FEATURES, CLASSES), 0)
+    wrong = outputs - torch.eye(3, dtype=torch.float64)[y]
+    expected = [float(wrong @ (x @ model.view(FEATURES, CLASSES))) for model in models]
+    assert weights_gradient(told, models, weights) == pytest.approx(expected)
+
+
+def test_identical_models_stay_where_they_start() -> None:
+    one = some_models(1)
+    selection = LearnedAveraging().select(linear(one.repeat(3, 1), [0.5, 0.3, 0.2]))
+    assert selection.kept == (0, 1, 2) and selection.weights is not None
+    assert selection.weights.tolist() == pytest.approx([0.5, 0.3, 0.2])
+
+
+def test_the_mixture_is_better_than_its_start_and_as_good_as_it_gets() -> None:
+    candidates = linear(some_models(5))
+    start = loss(candidates, np.full(5, 0.2))
+    selection = LearnedAveraging(steps=400, batch=EXAMPLES, rate=0.05).select(candidates)
+    assert selection.weights is not None
+    reached = loss(candidates, selection.weights.numpy())
+    tried = [loss(candidates, weights) for weights in np.random.default_rng(0).dirichlet(np.full(5, 0.3), 3000)]
+    assert reached < start and reached < min(tried) + 0.01
+    assert float(selection.weights.sum()) == pytest.approx(1)
+
+
+def test_a_poisoned_model_gets_no_weight() -> None:
+    good = some_models(1).repeat(4, 1) + 0.01 * some_models(4, 1)
+    inputs = linear(good)
+    assert inputs.score_and_gradient is not None
+    for _ in range(200):  # make them good
+        good = good + torch.stack([inputs.score_and_gradient(model)[1] for model in good])
+    poisoned = torch.cat([good, -3 * good[:1]])
+    selection = LearnedAveraging().select(linear(poisoned))
+    assert selection.kept == (0, 1, 2, 3) and selection.weights is not None and selection.weights[4] == 0
+
+
+def test_the_same_batches_for_the_same_round() -> None:
+    first, second, other = (
+        LearnedAveraging(batch=10).select(linear(some_models(4), seed=seed)).weights for seed in (0, 0, 1)
+    )
+    assert first is not None and second is not None and other is not None
+    assert torch.equal(first, second) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [({"steps": -1}, "steps: -1"), ({"batch": 0}, "batch: 0"), ({"rate": 0.0}, "rate: 0")]
+)
+def test_wrong_settings_are_named(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        LearnedAveraging(**settings)
+
+
+def test_a_run_learns_with_it_and_can_be_resumed(tmp_path: Any) -> None:
+    config = fs.Config(algorithm="fedpdp", filter="learned", rounds=6, clients=8, lr=0.05, batch_size=16)
+    whole = fs.run(config)
+    assert whole.accuracy[-1] > 0.5 and all(row["kept"] for row in whole.rows)
+    again = fs.run(config, out=tmp_path)
+    assert [row["kept"] for row in again.rows] == [row["kept"] for row in whole.rows]
+    assert whole.model is not None and again.model is not None and torch.equal(whole.model, again.model)
