@@ -1,6 +1,6 @@
 """The paper's Table 1 as data: each algorithm is one line: sampler + objective + filter + averaging scheme.
 
-Below the paper's own stands a baseline that it lacks.
+Below the paper's own stand ours, and a baseline that it lacks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from fedsieve.averaging import Scheme, fedavg, fedpdp, mean
 from fedsieve.clients import Objective, Plain, Proximal
 from fedsieve.errors import unknown_name
-from fedsieve.filtering import CombinatorialFilter, KeepAll, ModelFilter
+from fedsieve.filtering import CombinatorialFilter, KeepAll, LearnedAveraging, ModelFilter
 from fedsieve.filtering.combinatorial import ScoredBy, Search
 from fedsieve.filtering.scores import Score
 from fedsieve.sampling import ClientSampler, ProportionalSampler, ThompsonSampler, UCBSampler, UniformSampler
@@ -54,15 +54,16 @@ class Algorithm:
     def row(self) -> dict[str, Any]:
         """This algorithm's row of Table 1, read off the parts themselves."""
         options = Options()
-        sampler, scheme = self.sampler(options), self.averaging(options)
-        filtered = not isinstance(self.filter(options), KeepAll)
+        sampler, scheme, filter = self.sampler(options), self.averaging(options), self.filter(options)
+        filtered = not isinstance(filter, KeepAll)
+        averaging = filter.formula or _formula(scheme, "S_opt" if filtered else "S_t")
         return {
             "title": self.title,
             "model_filter": filtered,
             "prior_knowledge": sampler.uses_prior_knowledge,
             "sampling": "nobody: the server's validation data" if self.at_server else sampler.notation,
             "objective": type(self.objective(options)).__name__.lower(),
-            "averaging": "–" if self.at_server else _formula(scheme, "S_opt" if filtered else "S_t"),
+            "averaging": "–" if self.at_server else averaging,
             "source": self.source,
         }
 
@@ -99,6 +100,10 @@ def _best_subset(options: Options) -> ModelFilter:
     return CombinatorialFilter(options.score, options.scored_by, options.search)
 
 
+def _learned(options: Options) -> ModelFilter:
+    return LearnedAveraging()
+
+
 def _fedavg(options: Options) -> Scheme:
     return fedavg
 
@@ -112,6 +117,7 @@ def _fedpdp(options: Options) -> Scheme:
 
 
 PAPER = "Kim et al. 2020 (arXiv 2012.03270)"
+OURS = "this project: weights learned on validation data"
 
 ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": Algorithm("FedAvg", _uniform, _plain, _keep_all, _fedavg, "McMahan et al. 2017"),
@@ -121,6 +127,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedprox-ca": Algorithm("FedProx-CA", _proportional, _proximal, _best_subset, _mean, PAPER),
     "fedcm-ucb": Algorithm("FedCM-UCB", _ucb, _plain, _best_subset, _fedpdp, PAPER),
     "fedcm-ts": Algorithm("FedCM-TS", _thompson, _plain, _best_subset, _fedpdp, PAPER),
+    "fedsieve": Algorithm("FedSieve", _uniform, _plain, _learned, _fedpdp, OURS),
+    "fedsieve-ucb": Algorithm("FedSieve-UCB", _ucb, _plain, _learned, _fedpdp, OURS),
+    "fedsieve-ts": Algorithm("FedSieve-TS", _thompson, _plain, _learned, _fedpdp, OURS),
     "server-only": Algorithm(
         "Server only", _uniform, _plain, _keep_all, _fedpdp, "what a validation set is worth without clients", True
     ),

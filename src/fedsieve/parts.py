@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from fedsieve.algorithms import PAPER, Options
+from fedsieve.algorithms import OURS, PAPER, Options
 from fedsieve.errors import InvalidSetting
 from fedsieve.filtering import (
     Bulyan,
@@ -109,7 +109,7 @@ FILTERS: dict[str, Part[ModelFilter]] = {
     "combinatorial": Part(
         lambda options: CombinatorialFilter(options.score, options.scored_by, options.search), PAPER, validation=True
     ),
-    "learned": Part(lambda options: LearnedAveraging(), "FedSieve", validation=True),
+    "learned": Part(lambda options: LearnedAveraging(), OURS, validation=True),
     "krum": Part(lambda options: Krum(options.byzantine), "Blanchard et al. 2017", models=(2, 3)),
     "multi-krum": Part(lambda options: MultiKrum(options.byzantine), "Blanchard et al. 2017", models=(2, 3)),
     "bulyan": Part(lambda options: Bulyan(options.byzantine), "El Mhamdi et al. 2018", models=(4, 3)),

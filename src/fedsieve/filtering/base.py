@@ -70,6 +70,9 @@ class ModelFilter(ABC):
     `needs_logits` and `needs_models` say which parts of the candidates it reads, so that a run computes no others.
     """
 
+    formula: ClassVar[str] = ""
+    """How it averages, where it has weights of its own."""
+
     needs_logits: ClassVar[bool] = True
     needs_models: bool = False
 

@@ -25,6 +25,7 @@ class LearnedAveraging(ModelFilter):
     less than half of an equal share is left out, and the others' weights are made to sum to 1.
     """
 
+    formula = "Σ_{k∈S_opt} c_k w_k, c learned"
     needs_logits = False
     needs_models = True
 

@@ -23,8 +23,12 @@ COLOURS = {
     "fedprox-ca": "#CC79A7",
     "fedcm-ucb": "#D55E00",
     "fedcm-ts": "#0072B2",
+    "fedsieve": "#8B4513",
+    "fedsieve-ucb": "#6A3D9A",
+    "fedsieve-ts": "#000000",
+    "server-only": "#A0A0A0",
 }
-SPARE = ("#6A3D9A", "#8B4513", "#000000", "#F0E442")
+SPARE = ("#6A3D9A", "#8B4513", "#000000", "#B2A000")
 
 
 def colour(name: str, position: int) -> str:
