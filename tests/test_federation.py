@@ -48,7 +48,7 @@ class TinyEngine(Engine):
     def __init__(self) -> None:
         self.layout = Layout.of(nn.Linear(2, 1, bias=False))
         self.updates = {
-            client: Update(client, torch.tensor(model), LOSSES[client], seconds=client / 10)
+            client: Update(client, torch.tensor(model, dtype=torch.float32), LOSSES[client], seconds=client / 10)
             for client, model in RETURNED.items()
         }
         self.asked: list[tuple[list[float], list[int], int]] = []
@@ -70,7 +70,7 @@ class TinyEngine(Engine):
         return torch.tensor([0, 0])
 
     def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
-        raise NotImplementedError
+        return -float(model @ model) / 2, -model
 
 
 class Ask(ClientSampler):
@@ -207,7 +207,12 @@ def test_table_1_lists_the_parts_of_each_algorithm() -> None:
         "fedprox-ca": (True, False, proportional, "proximal"),
         "fedcm-ucb": (True, True, "bandit (UCB), without replacement", "plain"),
         "fedcm-ts": (True, True, "bandit (Thompson), without replacement", "plain"),
+        "fedsieve": (True, False, uniform, "plain"),
+        "fedsieve-ucb": (True, True, "bandit (UCB), without replacement", "plain"),
+        "fedsieve-ts": (True, True, "bandit (Thompson), without replacement", "plain"),
         "server-only": (False, False, "nobody: the server's validation data", "plain"),
+        "fedpdp-finetune": (True, False, uniform, "plain"),
+        "fedpdp-server-client": (False, False, uniform, "plain"),
     }
     assert json.dumps(table())
 

@@ -1,6 +1,6 @@
 """The paper's Table 1 as data: each algorithm is one line: sampler + objective + filter + averaging scheme.
 
-Below the paper's own stand ours, and a baseline that it lacks.
+Below the paper's own stand ours, and the baselines of a sceptic, who would rather train on the validation data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from fedsieve.averaging import Scheme, fedavg, fedpdp, mean
 from fedsieve.clients import Objective, Plain, Proximal
 from fedsieve.errors import unknown_name
-from fedsieve.filtering import CombinatorialFilter, KeepAll, LearnedAveraging, ModelFilter
+from fedsieve.filtering import CombinatorialFilter, FineTuning, KeepAll, LearnedAveraging, ModelFilter
 from fedsieve.filtering.combinatorial import ScoredBy, Search
 from fedsieve.filtering.scores import Score
 from fedsieve.sampling import ClientSampler, ProportionalSampler, ThompsonSampler, UCBSampler, UniformSampler
@@ -50,6 +50,8 @@ class Algorithm:
     source: str
     at_server: bool = False
     """Whether no client is asked: the server trains on its validation data, as one client would."""
+    server_trains: bool = False
+    """Whether the server's validation data is one more client, which takes part in every round."""
 
     def row(self) -> dict[str, Any]:
         """This algorithm's row of Table 1, read off the parts themselves."""
@@ -63,7 +65,7 @@ class Algorithm:
             "prior_knowledge": sampler.uses_prior_knowledge,
             "sampling": "nobody: the server's validation data" if self.at_server else sampler.notation,
             "objective": type(self.objective(options)).__name__.lower(),
-            "averaging": "–" if self.at_server else averaging,
+            "averaging": "–" if self.at_server else f"{averaging}{', the server among them' * self.server_trains}",
             "source": self.source,
         }
 
@@ -104,6 +106,10 @@ def _learned(options: Options) -> ModelFilter:
     return LearnedAveraging()
 
 
+def _fine_tuning(options: Options) -> ModelFilter:
+    return FineTuning()
+
+
 def _fedavg(options: Options) -> Scheme:
     return fedavg
 
@@ -132,6 +138,18 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedsieve-ts": Algorithm("FedSieve-TS", _thompson, _plain, _learned, _fedpdp, OURS),
     "server-only": Algorithm(
         "Server only", _uniform, _plain, _keep_all, _fedpdp, "what a validation set is worth without clients", True
+    ),
+    "fedpdp-finetune": Algorithm(
+        "FedPdp, fine-tuned", _uniform, _plain, _fine_tuning, _fedpdp, "what it is worth to train on beside them"
+    ),
+    "fedpdp-server-client": Algorithm(
+        "FedPdp with the server",
+        _uniform,
+        _plain,
+        _keep_all,
+        _fedpdp,
+        "what it is worth as one more client",
+        server_trains=True,
     ),
 }
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsieve.averaging import Coefficients, Scheme
+from fedsieve.averaging import Coefficients, Scheme, combine
 from fedsieve.engines import Engine, Update
-from fedsieve.engines.base import Models
+from fedsieve.engines.base import Models, Trained
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import ModelFilter, Selection
 from fedsieve.sampling import Beliefs, ClientSampler, Feedback
@@ -45,6 +45,14 @@ class Round:
     beliefs: Beliefs | None
     simulated: dict[str, float] | None
     seconds: float
+
+
+@dataclass(frozen=True)
+class ServerClient:
+    """The server's own data as one more client of the engine, whose `weight` is in units of all clients' data."""
+
+    client: int
+    weight: float
 
 
 class Federation:
@@ -76,12 +84,13 @@ class Federation:
         examples: NDArray[np.int64] | None = None,
         deadline: float | None = None,
         model: Tensor | None = None,
+        server: ServerClient | None = None,
     ) -> None:
         order = np.argsort(clients)
         self.clients = clients[order]
         self.weights = weights[order] / weights.sum()
         self.per_round = max(1, math.floor(ratio * len(clients) + 0.5))
-        self.system, self.deadline = system, deadline
+        self.system, self.deadline, self.server = system, deadline, server
         self.examples = np.zeros(len(clients), dtype=np.int64) if examples is None else examples[order]
         self.sampler = sampler
         self.engine = engine
@@ -115,13 +124,15 @@ class Federation:
         seconds, failed = self._device_times(round, asked)
         with phase("train"):
             answering = [client for client in asked.tolist() if client not in failed]
-            updates = [
-                *self.engine.train(self.model, answering, round),
-                *(Update(client, None, error=reason) for client, reason in failed.items()),
-            ]
+            at_server = [] if self.server is None else [self.server.client]
+            trained = self.engine.train(self.model, [*answering, *at_server], round)
+            failures = (Update(client, None, error=reason) for client, reason in failed.items())
+            updates = [*(update for update in trained if update.client not in at_server), *failures]
         population = Population(len(self.clients), self._weights)
         sifted = self.sieve.sift(round, self.model, updates, drawn, population, self.stopwatch)
         self.model = sifted.model
+        for own in (update for update in trained if update.client in at_server):
+            self.model = self._with_server(own, sifted.kept)
 
         with phase("sample"), single_thread():
             durations = seconds or {update.client: update.seconds for update in updates}
@@ -143,6 +154,13 @@ class Federation:
             simulated=self._simulated(seconds, len(answering)),
             seconds=time.perf_counter() - began,
         )
+
+    def _with_server(self, own: Trained, kept: Sequence[int]) -> Tensor:
+        """The average of the clients' and the server's `own` model, by how much data each stands for."""
+        if self.server is None or own.model is None:
+            return self.model
+        share = self.server.weight / (self.server.weight + float(self._weights(kept).sum()))
+        return combine(self.model, [own.model], Coefficients(1 - share, np.array([share])))
 
     def _device_times(self, round: int, asked: NDArray[np.int64]) -> tuple[dict[int, float], dict[int, str]]:
         """How many seconds each device takes, and why some never send a model."""

@@ -3,6 +3,7 @@
 from fedsieve.filtering.base import Candidates, KeepAll, ModelFilter, Selection
 from fedsieve.filtering.combinatorial import CombinatorialFilter
 from fedsieve.filtering.coordinates import CoordinateMedian, TrimmedMean
+from fedsieve.filtering.fine_tuning import FineTuning
 from fedsieve.filtering.geometric_median import GeometricMedian
 from fedsieve.filtering.krum import Bulyan, Krum, MultiKrum
 from fedsieve.filtering.learned import LearnedAveraging
@@ -17,6 +18,7 @@ __all__ = [
     "CoordinateMedian",
     "ErrorRejection",
     "FLTrust",
+    "FineTuning",
     "GeometricMedian",
     "KeepAll",
     "Krum",

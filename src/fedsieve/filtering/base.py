@@ -76,6 +76,9 @@ class ModelFilter(ABC):
     needs_logits: ClassVar[bool] = True
     needs_models: bool = False
 
+    needs_validation: ClassVar[bool] = False
+    """Whether it looks at validation data in another way than through logits."""
+
     @abstractmethod
     def select(self, candidates: Candidates) -> Selection:
         """Choose among the candidates; at least one is kept, unless the new model is given.

@@ -28,6 +28,7 @@ class LearnedAveraging(ModelFilter):
     formula = "Σ_{k∈S_opt} c_k w_k, c learned"
     needs_logits = False
     needs_models = True
+    needs_validation = True
 
     def __init__(self, steps: int = 40, batch: int = 1024, rate: float = 0.2) -> None:
         self.steps = count_of("steps", steps)

@@ -24,6 +24,7 @@ class _Rejection(ModelFilter):
 
     needs_logits = False
     needs_models = True
+    needs_validation = True
     scores: ClassVar[tuple[Callable[[Tensor, Tensor], Tensor], ...]]
 
     def __init__(self, byzantine: int) -> None:

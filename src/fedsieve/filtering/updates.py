@@ -52,6 +52,7 @@ class FLTrust(ModelFilter):
 
     needs_logits = False
     needs_models = True
+    needs_validation = True
 
     def select(self, candidates: Candidates) -> Selection:
         """The trusted models, and the mean of their scaled updates."""

@@ -27,6 +27,8 @@ COLOURS = {
     "fedsieve-ucb": "#6A3D9A",
     "fedsieve-ts": "#000000",
     "server-only": "#A0A0A0",
+    "fedpdp-finetune": "#7F7F00",
+    "fedpdp-server-client": "#B03060",
 }
 SPARE = ("#6A3D9A", "#8B4513", "#000000", "#B2A000")
 

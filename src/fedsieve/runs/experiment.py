@@ -25,7 +25,7 @@ from fedsieve.data import Dataset
 from fedsieve.engines import Engine, LanesEngine, SequentialEngine, WorkersEngine
 from fedsieve.engines.hostile import HostileEngine
 from fedsieve.errors import InvalidSetting
-from fedsieve.federation import Federation, Round
+from fedsieve.federation import Federation, Round, ServerClient
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
 from fedsieve.parts import FILTERS, SAMPLERS, Part, check_needs
 from fedsieve.randomness import torch_draws
@@ -187,8 +187,8 @@ def assemble(
     for kind, name, part in _named_parts(config):
         check_needs(kind, name, part, options, config.system != "none", len(validation))
     readers = {
-        config.algorithm: algorithm.at_server,
-        type(filter).__name__: filter.needs_logits,
+        config.algorithm: algorithm.at_server or algorithm.server_trains,
+        type(filter).__name__: filter.needs_logits or filter.needs_validation,
         "watch_models": config.watch_models,
     }
     if any(readers.values()) and len(validation) == 0:
@@ -198,6 +198,10 @@ def assemble(
         partition = data.Partition(validation, np.array([0, len(validation)]), unused=validation[:0])
     sizes = partition.sizes
     clients = np.flatnonzero(sizes)
+    server = ServerClient(len(partition), len(validation) / sizes.sum()) if algorithm.server_trains else None
+    if server is not None:
+        ends = np.append(partition.offsets, partition.offsets[-1] + len(validation))
+        partition = data.Partition(np.concatenate([partition.indices, validation]), ends, partition.unused)
     build = _factory(model, config, dataset)
     if config.augment and len(dataset.input_shape) != 3:
         raise InvalidSetting("augment", True, f"false for inputs {dataset.input_shape}, which are no images")
@@ -229,6 +233,7 @@ def assemble(
         examples=None if system is None else np.array([settings.example_count(size) for size in sizes[clients]]),
         deadline=config.deadline,
         model=start,
+        server=server,
     )
     if len(clients) < len(sizes):
         log.info("%d of %d clients hold no data and are never asked", len(sizes) - len(clients), len(sizes))
