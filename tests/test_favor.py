@@ -277,7 +277,10 @@ def test_what_does_not_fit_is_said() -> None:
 
 def test_flower_says_at_once_that_it_has_no_such_thing() -> None:
     flower = pytest.importorskip("fedsieve.flower")
-    with pytest.raises(InvalidSetting, match=r"^sampler: 'FavorSampler' is not allowed; use one for which not all "):
+    with pytest.raises(
+        InvalidSetting,
+        match=r"^sampler: 'FavorSampler' is not allowed; use one that goes by what earlier rounds showed",
+    ):
         flower.SieveStrategy(FavorSampler(agent_of()), fs.filtering.KeepAll())
 
 
