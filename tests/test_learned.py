@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fedsieve as fs
 from fedsieve.errors import InvalidSetting
 from fedsieve.filtering import Candidates, LearnedAveraging
-from fedsieve.filtering.learned import mixture, softmax, weights_gradient
+from fedsieve.filtering.learned import mixture, weights_gradient
 
 EXAMPLES, FEATURES, CLASSES = 60, 4, 3
 

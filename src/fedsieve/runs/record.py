@@ -30,10 +30,9 @@ def record_name(config: Config) -> str:
 
 
 def _method(config: Config) -> str:
-    own = {"sampler": config.sampler, "filter": config.filter}
-    attack = "" if config.attack == "none" else f"{config.attack}-{config.hostile:g}"
-    parts = [config.algorithm, config.score, *(part for part in own.values() if part != "own"), attack]
-    return "-".join(filter(None, parts))
+    parts = [part for part in (config.sampler, config.filter) if part != "own"]
+    attack = [] if config.attack == "none" else [config.attack, f"{config.hostile:g}"]
+    return "-".join([config.algorithm, config.score, *parts, *attack])
 
 
 def write_record(history: History, folder: Path) -> Path:

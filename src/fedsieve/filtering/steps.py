@@ -1,0 +1,33 @@
+"""What filters share that go down a gradient on batches of the validation set."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsieve.errors import InvalidSetting
+from fedsieve.filtering.base import Candidates, ModelFilter
+from fedsieve.filtering.byzantine import count_of
+
+
+class Stepping(ModelFilter):
+    """Takes `steps` steps of size `rate`, each on another `batch` of validation examples."""
+
+    needs_logits = False
+    needs_models = True
+    needs_validation = True
+
+    def __init__(self, steps: int, batch: int, rate: float) -> None:
+        self.steps = count_of("steps", steps)
+        self.batch = count_of("batch", batch, least=1)
+        if not rate > 0:
+            raise InvalidSetting("rate", rate, "a number above 0")
+        self.rate = rate
+
+    def draw(self, candidates: Candidates) -> Tensor | None:
+        """The positions [batch] of the next batch; None, which stands for all, if there are no more."""
+        assert candidates.random is not None
+        examples = len(candidates.labels)
+        if self.batch >= examples:
+            return None
+        return torch.from_numpy(candidates.random.choice(examples, self.batch, replace=False))
