@@ -19,7 +19,7 @@ from fedsieve import data
 from fedsieve.engines import SequentialEngine
 from fedsieve.flower import FedCM, FedPdp, client_app
 from fedsieve.runs import assemble
-from fedsieve.runs.experiment import split_data
+from fedsieve.runs.assembly import split_data
 
 NODES = 12
 

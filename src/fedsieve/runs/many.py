@@ -14,10 +14,11 @@ import torch
 
 from fedsieve.engines.streams import RUNS_AT_ONCE, borrow, give_back
 from fedsieve.errors import InvalidSetting, TooFewUpdates
+from fedsieve.runs.assembly import find_device, find_ray
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
-from fedsieve.runs.experiment import History, check_same_run, find_device, find_ray, run
+from fedsieve.runs.experiment import History, check_same_run, run
 
 log = logging.getLogger("fedsieve")
 
