@@ -79,11 +79,15 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    save_every: float = 0.0,
 ) -> History:
     """Run one experiment.
 
     The parts given replace those that `config.algorithm`, `config.model` and `config.dataset` name. With `out` the
     run is written there, and with `resume` it goes on from what is there; without `out` nothing is written.
+
+    `save_every` is the least number of seconds between checkpoints; with 0 there is one after each round. Rounds after
+    the last checkpoint are lost in a kill and played again on `resume`, with the same result.
     """
     config = config or Config()
     directory = None if out is None else RunDirectory(out)
@@ -113,6 +117,7 @@ def run(
 
     for callback in callbacks:
         callback.on_start(config, len(rows))
+    saved = time.monotonic()
     try:
         for number in range(len(rows) + 1, config.rounds + 1):
             began = time.perf_counter()
@@ -125,7 +130,9 @@ def run(
             if directory is not None:
                 with federation.stopwatch.phase("write"):
                     directory.append(row)
-                    directory.save(number, federation.model, engine.layout, federation.sampler.state_dict())
+                    if number == config.rounds or time.monotonic() - saved >= save_every:
+                        directory.save(number, federation.model, engine.layout, federation.sampler.state_dict())
+                        saved = time.monotonic()
             for callback in callbacks:
                 callback.on_round(row)
     finally:
