@@ -88,7 +88,8 @@ def main() -> None:
         }
         path.write_text(json.dumps(found))
 
-    run_simulation(app, client_app(settings), num_supernodes=NODES)
+    own_ray: Any = {"init_args": {"address": "local"}}  # else it waits for a cluster that a killed Ray left a note of
+    run_simulation(app, client_app(settings), num_supernodes=NODES, backend_config=own_ray)
 
 
 if __name__ == "__main__":
