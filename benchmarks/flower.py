@@ -32,9 +32,9 @@ import fedsieve as fs
 from fedsieve import data, models
 from fedsieve.flower import FedCA, FedCM, client_app
 from fedsieve.runs import assemble
+from fedsieve.runs.assembly import split_data
 from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
-from fedsieve.runs.experiment import split_data
 
 REPLIES, EXAMPLES, CLASSES = 20, 5000, 10
 NODES, ROUNDS = 500, 10

@@ -29,8 +29,8 @@ import torch
 import fedsieve as fs
 from fedsieve.data import Dataset
 from fedsieve.report import style
+from fedsieve.runs.assembly import assemble
 from fedsieve.runs.environment import environment
-from fedsieve.runs.experiment import assemble
 from fedsieve.sampling import UCBSampler
 from fedsieve.stopwatch import PHASES
 

@@ -30,8 +30,8 @@ from fedsieve.clients import crop_and_flip
 from fedsieve.data import Dataset
 from fedsieve.engines import LanesEngine
 from fedsieve.engines.precision import Precision
+from fedsieve.runs.assembly import assemble
 from fedsieve.runs.environment import environment
-from fedsieve.runs.experiment import assemble
 
 ASKED = list(range(8))
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16")

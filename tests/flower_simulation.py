@@ -19,7 +19,7 @@ from fedsieve import data
 from fedsieve.engines import SequentialEngine
 from fedsieve.flower import FedCM, FedPdp, client_app
 from fedsieve.runs import assemble
-from fedsieve.runs.experiment import split_data
+from fedsieve.runs.assembly import split_data
 
 NODES = 12
 
@@ -88,7 +88,8 @@ def main() -> None:
         }
         path.write_text(json.dumps(found))
 
-    run_simulation(app, client_app(settings), num_supernodes=NODES)
+    own_ray: Any = {"init_args": {"address": "local"}}  # else it waits for a cluster that a killed Ray left a note of
+    run_simulation(app, client_app(settings), num_supernodes=NODES, backend_config=own_ray)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from fedsieve.errors import InvalidSetting, TooFewUpdates, TooManyModels
 from fedsieve.federation import Federation
 from fedsieve.filtering import Candidates, CombinatorialFilter, KeepAll, Krum, ModelFilter, Selection
 from fedsieve.runs import Config
-from fedsieve.runs.experiment import assemble
+from fedsieve.runs.assembly import assemble
 from fedsieve.sampling import (
     ClientSampler,
     Feedback,

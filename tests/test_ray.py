@@ -305,7 +305,7 @@ def test_a_client_that_kills_its_actor_is_found_and_left_out(cluster: Cluster) -
     inputs, labels = random.normal(size=(240, 64)).astype(np.float32), np.repeat(np.arange(10), 24)
     settings = config(clients=4, ratio=1.0, rounds=1, heterogeneity="iid", validation_per_class=2, algorithm="fedavg")
     data = fs.data.Dataset.from_arrays(inputs, labels, inputs, labels)
-    _, partition = fs.runs.experiment.split_data(settings, data)
+    _, partition = fs.runs.assembly.split_data(settings, data)
     inputs[partition[2], 0] = 7.0
     there = fs.run(settings.model_copy(update={"engine": "ray"}), model=Deadly, dataset=data)
     assert there.rows[0]["kept"] == [0, 1, 3]

@@ -7,6 +7,7 @@ import logging
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def final_model(folder: Path) -> bytes:
     return (folder / "checkpoints" / f"round-{CONFIG.rounds:06d}.safetensors").read_bytes()
+
+
+def checkpoints(folder: Path) -> list[int]:
+    return sorted(int(file.stem[-6:]) for file in (folder / "checkpoints").glob("*.safetensors"))
 
 
 def test_a_run_killed_at_any_step_on_disk_and_resumed_equals_an_undisturbed_one(
@@ -186,6 +191,32 @@ def test_a_round_that_fails_leaves_the_rounds_before_it_intact(tmp_path: Path) -
     checkpoint, rows = directory.latest()
     assert checkpoint is not None and checkpoint.round == 2 and len(rows) == 2
     assert not directory.finished
+
+
+class StopsAfter(fs.Callback):
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        if row["round"] == self.round:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("saved", [[], [1]])
+def test_rounds_after_a_rare_checkpoint_are_played_again_with_the_same_result(
+    saved: list[int], undisturbed: Path, tmp_path: Path
+) -> None:
+    directory = RunDirectory(tmp_path)
+    if saved:
+        with pytest.raises(KeyboardInterrupt):
+            fs.run(CONFIG, out=tmp_path, callbacks=[StopsAfter(1)])
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(CONFIG, out=tmp_path, resume=True, callbacks=[StopsAfter(3)], save_every=3600.0)
+    assert len(directory.rows()) == 3 and checkpoints(tmp_path) == saved
+    history = fs.run(CONFIG, out=tmp_path, resume=True, save_every=3600.0)
+    assert checkpoints(tmp_path) == [*saved, CONFIG.rounds]
+    assert results(history.rows) == results(directory.rows()) == results(RunDirectory(undisturbed).rows())
+    assert final_model(tmp_path) == final_model(undisturbed)
 
 
 def test_the_same_run_in_another_process_is_bit_identical(undisturbed: Path, tmp_path: Path) -> None:

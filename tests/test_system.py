@@ -16,7 +16,7 @@ import fedsieve as fs
 from fedsieve.clients import LocalTraining
 from fedsieve.errors import InvalidSetting, MissingData, TooFewUpdates
 from fedsieve.runs import assemble
-from fedsieve.runs.experiment import split_data
+from fedsieve.runs.assembly import split_data
 from fedsieve.sampling import Feedback, UniformSampler
 from fedsieve.system import SystemModel
 

@@ -20,10 +20,11 @@ from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
 from fedsieve.parts import FILTERS, SAMPLERS, Part
 from fedsieve.runs import Callback, RunDirectory, compare, find_runs, pretrain_favor, run, summarise, tracker
+from fedsieve.runs.assembly import find_device, find_ray
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
-from fedsieve.runs.experiment import SIMULATED, find_device, find_ray
+from fedsieve.runs.experiment import SIMULATED
 
 app = typer.Typer(
     name="fedsieve",

@@ -14,7 +14,7 @@ from fedsieve.data import Dataset, Partition
 from fedsieve.engines import Judge, SequentialEngine, WorkersEngine
 from fedsieve.errors import InvalidSetting
 from fedsieve.models import check_outputs
-from fedsieve.runs.experiment import find_device
+from fedsieve.runs.assembly import find_device
 
 
 class ValidationJudge(Judge):

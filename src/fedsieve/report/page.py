@@ -22,8 +22,9 @@ from fedsieve.report.figures import participation_map
 from fedsieve.report.style import colour
 from fedsieve.report.tables import PHASE_MEANINGS
 from fedsieve.runs import Config, History, Line, Spread, summarise
+from fedsieve.runs.assembly import split_data
 from fedsieve.runs.config import PLACE
-from fedsieve.runs.experiment import SIMULATED, split_data
+from fedsieve.runs.experiment import SIMULATED
 
 MOST_CLIENTS = 200
 """Above this, what is shown client by client would be thinner than a hair and is left out."""

@@ -13,7 +13,7 @@ from fedsieve.report import figures
 from fedsieve.reproduction.paper import FIGURE_3, FIGURE_5, FIGURE_6, HETEROGENEITIES, SCORES, TABLE_3, Cell
 from fedsieve.reproduction.results import Results
 from fedsieve.runs import Config, History
-from fedsieve.runs.experiment import split_data
+from fedsieve.runs.assembly import split_data
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,6 +18,8 @@ from fedsieve.runs import Callback, Config, History, find_runs, record_name, run
 from fedsieve.runs.config import PLACE
 
 FORMATS = ("png", "svg", "pdf")
+SAVE_EVERY = 10.0
+"""Seconds between a run's checkpoints: they are thrown away with its folder, and take much of a short round."""
 
 log = logging.getLogger("fedsieve")
 
@@ -55,7 +57,7 @@ class Reproduction:
         missing = self.missing()
         for config in missing.values():
             self.plan.prepare(config, self.study)
-        run_many(missing, callbacks, at_once, self._keep, watch)
+        run_many(missing, callbacks, at_once, self._keep, watch, SAVE_EVERY)
 
     def _keep(self, folder: Path, history: History) -> None:
         write_record(history, self.records)

@@ -1,10 +1,11 @@
 """What was done: configuration, run directory, records, checkpoints, resume, comparisons."""
 
+from fedsieve.runs.assembly import assemble
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.comparison import Line, Spread, compare, rounds_to, summarise
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
-from fedsieve.runs.experiment import History, assemble, load, run
+from fedsieve.runs.experiment import History, load, run
 from fedsieve.runs.find import find_runs
 from fedsieve.runs.frames import RunFrames, load_run
 from fedsieve.runs.many import run_many

@@ -45,6 +45,7 @@ def run_on_cluster(
     at_once: int | None,
     when_done: Callable[[Path, History], None],
     watch: Watch,
+    save_every: float,
 ) -> dict[Path, History]:
     """Every configuration in its folder, as `run_many` says; `watch` hears of every round, `callbacks` at a run's end.
 
@@ -79,7 +80,7 @@ def run_on_cluster(
             folder.mkdir(parents=True, exist_ok=True)
             (folder / token).touch()
             task = ray.remote(_run_there).options(max_retries=RETRIES, **{"num_cpus": cores} | resources)
-            tasks[task.remote(local, stored[what], str(folder.resolve()), token, events)] = folder
+            tasks[task.remote(local, stored[what], str(folder.resolve()), token, events, save_every)] = folder
         found = _gather(tasks, events, callbacks, when_done, watch, "GPU" if on_gpu else "CPU")
     finally:
         for task in tasks:
@@ -188,13 +189,15 @@ class Reporter(Callback):
         self.events.put.remote(self.name, event)
 
 
-def _run_there(config: Config, dataset: Dataset, folder: str, token: str, events: Any) -> dict[str, bytes]:
+def _run_there(
+    config: Config, dataset: Dataset, folder: str, token: str, events: Any, save_every: float
+) -> dict[str, bytes]:
     """A run on a node of the cluster; its files, where the driver can't see them."""
     callbacks = [Reporter(events, folder)]
     if (Path(folder) / token).exists():
-        run(config, dataset=dataset, out=folder, resume=True, callbacks=callbacks)
+        run(config, dataset=dataset, out=folder, resume=True, callbacks=callbacks, save_every=save_every)
         return {}
     with TemporaryDirectory() as aside:
-        run(config, dataset=dataset, out=aside, callbacks=callbacks)
+        run(config, dataset=dataset, out=aside, callbacks=callbacks, save_every=save_every)
         files = (path for path in Path(aside).rglob("*") if path.is_file())
         return {str(path.relative_to(aside)): path.read_bytes() for path in files}

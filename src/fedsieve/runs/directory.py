@@ -1,8 +1,9 @@
 """A run on disk: `config.yaml`, `metrics.jsonl`, `summary.json` and `checkpoints/`.
 
-A round is on disk before the next begins. Files are written aside, flushed and renamed, so that a kill at any moment
-leaves either the old file or the new one. A round's row is flushed before its checkpoint appears, and a checkpoint's
-JSON carries the digest of everything in it and is renamed last: what has it is whole.
+A round is on disk before the next begins, or at least its row, where `run` is to save less often. Files are written
+aside, flushed and renamed, so that a kill at any moment leaves either the old file or the new one. A round's row is
+flushed before its checkpoint appears, and a checkpoint's JSON carries the digest of everything in it and is renamed
+last: what has it is whole.
 """
 
 from __future__ import annotations

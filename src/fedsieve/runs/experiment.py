@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsieve import algorithms, attacks, data, models
-from fedsieve.attacks import Attack
 from fedsieve.averaging import Scheme
-from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset
-from fedsieve.engines import Engine, LanesEngine, SequentialEngine, WorkersEngine
+from fedsieve.engines import Engine
 from fedsieve.engines.hostile import HostileEngine
 from fedsieve.errors import InvalidSetting
-from fedsieve.federation import Federation, Round, ServerClient
+from fedsieve.federation import Federation, Round
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
-from fedsieve.parts import FILTERS, SAMPLERS, Part, check_needs
-from fedsieve.randomness import torch_draws
+from fedsieve.runs.assembly import assemble
 from fedsieve.runs.callback import Callback
-from fedsieve.runs.config import Config, check_device
+from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
 from fedsieve.runs.environment import environment
 from fedsieve.runs.participation import gini, requests
 from fedsieve.sampling import ClientSampler
-from fedsieve.system import SystemModel
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from fedsieve.engines.ray import RayEngine
 
 FEW_CLIENTS = 200
 """Up to so many, a row has details of each."""
 
 Simulated = Literal["seconds", "bytes"]
 SIMULATED: tuple[Simulated, ...] = get_args(Simulated)
-
-log = logging.getLogger("fedsieve")
 
 
 @dataclass(frozen=True)
@@ -93,11 +79,15 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    save_every: float = 0.0,
 ) -> History:
     """Run one experiment.
 
     The parts given replace those that `config.algorithm`, `config.model` and `config.dataset` name. With `out` the
     run is written there, and with `resume` it goes on from what is there; without `out` nothing is written.
+
+    `save_every` is the least number of seconds between checkpoints; with 0 there is one after each round. Rounds after
+    the last checkpoint are lost in a kill and played again on `resume`, with the same result.
     """
     config = config or Config()
     directory = None if out is None else RunDirectory(out)
@@ -127,6 +117,7 @@ def run(
 
     for callback in callbacks:
         callback.on_start(config, len(rows))
+    saved = time.monotonic()
     try:
         for number in range(len(rows) + 1, config.rounds + 1):
             began = time.perf_counter()
@@ -139,7 +130,9 @@ def run(
             if directory is not None:
                 with federation.stopwatch.phase("write"):
                     directory.append(row)
-                    directory.save(number, federation.model, engine.layout, federation.sampler.state_dict())
+                    if number == config.rounds or time.monotonic() - saved >= save_every:
+                        directory.save(number, federation.model, engine.layout, federation.sampler.state_dict())
+                        saved = time.monotonic()
             for callback in callbacks:
                 callback.on_round(row)
     finally:
@@ -161,191 +154,6 @@ def load(path: Path | str) -> History:
     return History(directory.config(), directory.rows(), directory.summary())
 
 
-def assemble(
-    config: Config,
-    sampler: ClientSampler | None = None,
-    filter: ModelFilter | None = None,
-    averaging: Scheme | None = None,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
-    dataset: Dataset | None = None,
-    draws: int | None = None,
-) -> tuple[Federation, Engine]:
-    """The federation that a configuration describes, ready for its first round; nothing is written.
-
-    With `draws`, a seed, what is random in training follows from that; the initial model and all else from the run's.
-    """
-    algorithm = algorithms.find(config.algorithm)
-    options = config.options()
-    if filter is None and config.filter != "own":
-        filter = FILTERS[config.filter].make(options)
-    filter = filter or algorithm.filter(options)
-    if sampler is None and config.sampler != "own":
-        sampler = SAMPLERS[config.sampler].make(options)
-    device = torch.device("cpu") if config.engine == "ray" else find_device(config.device)
-    dataset = dataset or data.load(config.dataset, config.data_dir)
-    validation, partition = split_data(config, dataset)
-    for kind, name, part in _named_parts(config):
-        check_needs(kind, name, part, options, config.system != "none", len(validation))
-    readers = {
-        config.algorithm: algorithm.at_server or algorithm.server_trains,
-        type(filter).__name__: filter.needs_logits or filter.needs_validation,
-        "watch_models": config.watch_models,
-    }
-    if any(readers.values()) and len(validation) == 0:
-        reader = next(name for name, reads in readers.items() if reads)
-        raise InvalidSetting("validation_per_class", 0, f"at least 1 with {reader}, which needs them")
-    if algorithm.at_server:
-        partition = data.Partition(validation, np.array([0, len(validation)]), unused=validation[:0])
-    sizes = partition.sizes
-    clients = np.flatnonzero(sizes)
-    server = ServerClient(len(partition), len(validation) / sizes.sum()) if algorithm.server_trains else None
-    if server is not None:
-        ends = np.append(partition.offsets, partition.offsets[-1] + len(validation))
-        partition = data.Partition(np.concatenate([partition.indices, validation]), ends, partition.unused)
-    build = _factory(model, config, dataset)
-    if config.augment and len(dataset.input_shape) != 3:
-        raise InvalidSetting("augment", True, f"false for inputs {dataset.input_shape}, which are no images")
-    settings = config.local_training(algorithm.objective(options))
-    attack = None if config.attack == "none" else attacks.ATTACKS[config.attack]()
-    hostile = attacks.hostile_clients(config.seed, clients, config.hostile)
-    seen = dataset if attack is None else _attacked(attack, dataset, partition, hostile, config.seed)
-    seed = config.seed if draws is None else draws
-    engine = _engine(config, device, build, seen, partition, validation, settings, seed)
-    if attack is not None:
-        engine = HostileEngine(engine, attack, frozenset(hostile.tolist()), seed, len(dataset.test_labels))
-    start = None
-    if draws is not None:
-        with torch_draws(config.seed, "initial model"):
-            start = engine.layout.read(build()).to(device)
-    system = _system(config, clients)
-    federation = Federation(
-        clients=clients,
-        weights=sizes[clients].astype(np.float64),
-        ratio=config.ratio,
-        sampler=sampler or algorithm.sampler(options),
-        engine=engine,
-        filter=filter,
-        averaging=averaging or algorithm.averaging(options),
-        seed=config.seed,
-        min_updates=config.min_updates,
-        watch_models=config.watch_models,
-        system=system,
-        examples=None if system is None else np.array([settings.example_count(size) for size in sizes[clients]]),
-        deadline=config.deadline,
-        model=start,
-        server=server,
-    )
-    if len(clients) < len(sizes):
-        log.info("%d of %d clients hold no data and are never asked", len(sizes) - len(clients), len(sizes))
-    if len(partition.unused):
-        left = len(dataset.train_labels) - len(validation)
-        log.info("%d of %d training examples are left over and unused", len(partition.unused), left)
-    return federation, engine
-
-
-def _named_parts(config: Config) -> Iterator[tuple[str, str, Part[Any]]]:
-    if config.sampler != "own":
-        yield "sampler", config.sampler, SAMPLERS[config.sampler]
-    if config.filter != "own":
-        yield "filter", config.filter, FILTERS[config.filter]
-
-
-def _system(config: Config, clients: NDArray[np.int64]) -> SystemModel | None:
-    if config.system == "none":
-        return None
-    if config.system == "drawn":
-        return SystemModel.drawn(config.seed, clients)
-    return SystemModel.from_trace(Path(config.system), config.seed, clients)
-
-
-def _attacked(
-    attack: Attack, dataset: Dataset, partition: data.Partition, hostile: NDArray[np.int64], seed: int
-) -> Dataset:
-    """What clients hold once the hostile ones among them changed theirs; and tests of a backdoor after the others."""
-    held = np.sort(np.concatenate([partition[client] for client in hostile.tolist()] or [partition.unused[:0]]))
-    poisoned = attack.poison(dataset, held, seed) if len(held) else dataset
-    triggered = attack.triggered(dataset)
-    if triggered is None:
-        return poisoned
-    inputs, labels = triggered
-    return replace(
-        poisoned,
-        test_inputs=np.concatenate([dataset.test_inputs, inputs]),
-        test_labels=np.concatenate([dataset.test_labels, labels]),
-    )
-
-
-def split_data(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], data.Partition]:
-    """The training data as a run splits it: positions of the server's validation examples, and the clients' parts."""
-    validation, rest = data.validation_split(
-        dataset.train_labels, config.validation_per_class, dataset.classes, config.seed
-    )
-    partition = data.partition(
-        dataset.train_labels,
-        config.clients,
-        config.heterogeneity,
-        alpha=config.alpha,
-        shards_per_client=config.shards_per_client,
-        seed=config.seed,
-        candidates=rest,
-    )
-    return validation, partition
-
-
-def _engine(
-    config: Config,
-    device: torch.device,
-    build: Callable[[], nn.Module],
-    dataset: Dataset,
-    partition: data.Partition,
-    validation: NDArray[np.int64],
-    settings: LocalTraining,
-    seed: int,
-) -> Engine:
-    """The engine that a configuration names; "auto" is lanes on a GPU, workers on a CPU."""
-    common = (build, dataset, partition, validation, settings, seed)
-    if config.engine == "ray":
-        on_cluster = find_ray()(*common, config.device, config.arithmetic, config.actors, config.address)
-        models.check_outputs(on_cluster.module, dataset.input_shape, dataset.classes, device)
-        return on_cluster
-    fitting = "lanes" if device.type == "cuda" else "workers"
-    name = fitting if config.engine == "auto" else config.engine
-    if name not in (fitting, "sequential"):
-        raise InvalidSetting("engine", name, f"auto, {fitting}, sequential or ray where the device is {device.type}")
-    if device.type == "cpu" and config.precision != "fp32":
-        raise InvalidSetting("precision", config.precision, "fp32 where the device is cpu")
-    engine: SequentialEngine
-    if name == "lanes":
-        engine = LanesEngine(*common, device, config.arithmetic)
-    elif name == "workers":
-        engine = WorkersEngine(*common, config.workers)
-    else:
-        engine = SequentialEngine(*common, device, config.arithmetic)
-    models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)
-    return engine
-
-
-def find_ray() -> type[RayEngine]:
-    """The engine that needs Ray, which is an extra."""
-    try:
-        from fedsieve.engines.ray import RayEngine
-    except ImportError as error:
-        hint = "another engine, or: pip install 'fedsieve[ray]'"
-        raise InvalidSetting("engine", "ray", f"{hint} ({' '.join(str(error).split())})") from None
-    return RayEngine
-
-
-def find_device(name: str) -> torch.device:
-    """The device a configuration names: "auto" is a GPU when there is one."""
-    check_device(name)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidSetting("device", name, f"auto or cpu: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
-    return device
-
-
 def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> None:
     """Raise unless the run in `directory` may be gone on with under `config`."""
     if not resume:
@@ -357,16 +165,6 @@ def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> Non
         raise InvalidSetting(
             name, getattr(config, name), f"{getattr(saved, name)!r}, as in the run in {directory.path}"
         )
-
-
-def _factory(
-    model: nn.Module | Callable[[], nn.Module] | None, config: Config, dataset: Dataset
-) -> Callable[[], nn.Module]:
-    if model is None:
-        return partial(models.build, config.model, dataset.input_shape, dataset.classes)
-    if isinstance(model, nn.Module):
-        return lambda: copy.deepcopy(model)
-    return model
 
 
 def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str, Any]:

@@ -14,10 +14,11 @@ import torch
 
 from fedsieve.engines.streams import RUNS_AT_ONCE, borrow, give_back
 from fedsieve.errors import InvalidSetting, TooFewUpdates
+from fedsieve.runs.assembly import find_device, find_ray
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
-from fedsieve.runs.experiment import History, check_same_run, find_device, find_ray, run
+from fedsieve.runs.experiment import History, check_same_run, run
 
 log = logging.getLogger("fedsieve")
 
@@ -28,13 +29,14 @@ def run_many(
     at_once: int | None = None,
     when_done: Callable[[Path, History], None] = lambda folder, history: None,
     watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
+    save_every: float = 0.0,
 ) -> dict[Path, History]:
     """Run every configuration in its folder; finished runs are read, unfinished ones go on.
 
     On a GPU, `at_once` runs (default: 2) share it and its copy of the data, so that it trains clients of one while
     another scores, searches and writes; on a CPU one run already keeps every core busy. A run that fails for too few
     usable models is left out with a warning, the others go on. All runs are on the device that the first one names.
-    `when_done` is called with each run as it ends, perhaps in a thread.
+    `when_done` is called with each run as it ends, perhaps in a thread; `save_every` is as in `run`.
 
     With the engine `ray` the runs are spread over a cluster; on its GPUs, `at_once` share one. `watch` then hears of
     every round: an event has a `state` (running, done or failed), and of running ones `round`, `accuracy` and `node`.
@@ -48,7 +50,7 @@ def run_many(
         from fedsieve.runs.cluster import run_on_cluster
 
         _check_begun(runs)
-        return run_on_cluster(runs, callbacks, at_once, when_done, watch)
+        return run_on_cluster(runs, callbacks, at_once, when_done, watch, save_every)
     device = find_device(next(iter(runs.values())).device)
     if at_once is None:
         at_once = 2 if device.type == "cuda" else 1
@@ -59,7 +61,7 @@ def run_many(
     def job(folder: Path, config: Config) -> History | None:
         try:
             with _own_stream(device):
-                history = run(config, out=folder, resume=True, callbacks=shared)
+                history = run(config, out=folder, resume=True, callbacks=shared, save_every=save_every)
             when_done(folder, history)
             return history
         except TooFewUpdates as error:

@@ -23,8 +23,8 @@ from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.federation import Federation
 from fedsieve.filtering import accuracy
 from fedsieve.randomness import generator
+from fedsieve.runs.assembly import assemble
 from fedsieve.runs.config import Config
-from fedsieve.runs.experiment import assemble
 from fedsieve.sampling import FavorSampler, UniformSampler
 from fedsieve.sampling.base import ClientSampler, Ids, sorted_ids
 from fedsieve.sampling.compression import Compression

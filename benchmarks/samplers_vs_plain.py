@@ -1,9 +1,10 @@
-"""A round of sampling among a million clients: ours against the plain way to write it.
+"""A round of four samplers among a million clients, against the plain way to write them.
 
-    python benchmarks/sampling.py [--clients N] [--count N] [--json FILE]
+    python benchmarks/samplers_vs_plain.py [--clients N] [--count N] [--json FILE]
 
 The plain way is what one writes first: NumPy's `choice` for the samplers without memory, and for the bandits one
-number per client, updated and drawn for all of them each round, as published bandit samplers do.
+number per client, updated and drawn for all of them each round, as published bandit samplers do. What
+every sampler costs is measured by `samplers.py`.
 """
 
 from __future__ import annotations
