@@ -45,6 +45,9 @@ NAMES: dict[str, tuple[str, ...]] = {
 PLACE = frozenset({"engine", "address", "actors", "device", "workers", "data_dir", "watch_models"})
 """Where a run happens and what is noted of it, not what it computes: may differ between parts of a resumed run."""
 
+NEWER = ("validation_imbalance", "validation_errors")
+"""Fields that earlier versions had not: at their defaults, a run is the one that it was without them."""
+
 
 class Config(BaseModel):
     """Everything that defines a run. Fields left out of the data set's own habits are filled in from them."""
@@ -87,6 +90,12 @@ class Config(BaseModel):
         ge=0,
         description="validation images per class, taken from the training data (default: as usual for the data set)",
     )
+    validation_imbalance: float = Field(
+        1.0,
+        ge=1,
+        description="how many times as many validation images the most frequent class has as the rarest",
+    )
+    validation_errors: float = Field(0.0, ge=0, le=1, description="share of the validation labels that are wrong")
     attack: str = Field("none", description="what hostile clients do: none, " + ", ".join(ATTACKS))
     hostile: float = Field(0.0, ge=0, le=1, description="share of the clients that are hostile")
     byzantine: int | None = Field(
@@ -172,6 +181,12 @@ class Config(BaseModel):
             for name in type(self).model_fields
             if name not in PLACE and getattr(self, name) != getattr(other, name)
         ]
+
+    @property
+    def unsaid(self) -> set[str]:
+        """Fields that say nothing of what the run computes, and are left out where it has to be known again."""
+        fields = type(self).model_fields
+        return {*PLACE, *(name for name in NEWER if getattr(self, name) == fields[name].default)}
 
     def options(self) -> Options:
         """The choices an algorithm reads."""

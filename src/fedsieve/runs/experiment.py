@@ -48,6 +48,9 @@ FEW_CLIENTS = 200
 Simulated = Literal["seconds", "bytes"]
 SIMULATED: tuple[Simulated, ...] = get_args(Simulated)
 
+VALIDATED = ("validation_accuracy", "validation_loss")
+"""Of the new model, on rows of runs in which the algorithm or its filter looks at validation data."""
+
 log = logging.getLogger("fedsieve")
 
 
@@ -115,6 +118,7 @@ def run(
     if dataset is not None and dataset.name == config.dataset:  # it was only loaded elsewhere
         del own_parts["dataset"]
 
+    validated = _looks_at_validation(config, federation.sieve.filter)
     rows: list[dict[str, Any]] = []
     if directory is not None:
         if directory.exists:
@@ -132,7 +136,7 @@ def run(
             began = time.perf_counter()
             played = federation.play(number)
             with federation.stopwatch.phase("evaluate"):
-                row = _row(played, engine, federation.model, began)
+                row = _row(played, engine, federation.model, validated, began)
             phases = federation.stopwatch.rounds[-1]
             row["phases"] = {phase: round(phases[phase], 5) for phase in phases if phase != "write"}
             rows.append(row)
@@ -208,7 +212,8 @@ def assemble(
     settings = config.local_training(algorithm.objective(options))
     attack = None if config.attack == "none" else attacks.ATTACKS[config.attack]()
     hostile = attacks.hostile_clients(config.seed, clients, config.hostile)
-    seen = dataset if attack is None else _attacked(attack, dataset, partition, hostile, config.seed)
+    known = _mislabelled(config, dataset, validation)
+    seen = known if attack is None else _attacked(attack, known, partition, hostile, config.seed)
     seed = config.seed if draws is None else draws
     engine = _engine(config, device, build, seen, partition, validation, settings, seed)
     if attack is not None:
@@ -258,6 +263,15 @@ def _system(config: Config, clients: NDArray[np.int64]) -> SystemModel | None:
     return SystemModel.from_trace(Path(config.system), config.seed, clients)
 
 
+def _mislabelled(config: Config, dataset: Dataset, validation: NDArray[np.int64]) -> Dataset:
+    """The data set as the server knows it, with errors among its validation labels."""
+    if not config.validation_errors:
+        return dataset
+    share = config.validation_errors
+    labels = data.mislabel(dataset.train_labels, validation, share, dataset.classes, config.seed)
+    return replace(dataset, train_labels=labels)
+
+
 def _attacked(
     attack: Attack, dataset: Dataset, partition: data.Partition, hostile: NDArray[np.int64], seed: int
 ) -> Dataset:
@@ -278,7 +292,7 @@ def _attacked(
 def split_data(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], data.Partition]:
     """The training data as a run splits it: positions of the server's validation examples, and the clients' parts."""
     validation, rest = data.validation_split(
-        dataset.train_labels, config.validation_per_class, dataset.classes, config.seed
+        dataset.train_labels, config.validation_per_class, dataset.classes, config.seed, config.validation_imbalance
     )
     partition = data.partition(
         dataset.train_labels,
@@ -369,7 +383,13 @@ def _factory(
     return model
 
 
-def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str, Any]:
+def _looks_at_validation(config: Config, filter: ModelFilter) -> bool:
+    """Whether the run's algorithm chooses or trains by validation data."""
+    algorithm = algorithms.find(config.algorithm)
+    return algorithm.at_server or algorithm.server_trains or filter.needs_logits or filter.needs_validation
+
+
+def _row(played: Round, engine: Engine, model: Tensor, validated: bool, began: float) -> dict[str, Any]:
     logits, labels = engine.logits([model], "test")[0], engine.labels("test")
     fooled = {}
     if isinstance(engine, HostileEngine):
@@ -389,6 +409,7 @@ def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str
         "search": played.search,
         "test_accuracy": float(accuracy(logits, labels)),
         "test_loss": -float(log_likelihood(logits, labels)),
+        **(_on_validation(engine, model) if validated else {}),
         **fooled,
         "train_loss": played.train_loss,
         "excluded": {str(client): reason for client, reason in played.excluded.items()},
@@ -396,6 +417,12 @@ def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str
         **_details(played),
         "seconds": round(time.perf_counter() - began, 4),
     }
+
+
+def _on_validation(engine: Engine, model: Tensor) -> dict[str, float]:
+    logits, labels = engine.logits([model], "validation")[0], engine.labels("validation")
+    found = (float(accuracy(logits, labels)), -float(log_likelihood(logits, labels)))
+    return dict(zip(VALIDATED, found, strict=True))
 
 
 def _details(played: Round) -> dict[str, Any]:
