@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsieve.data import Partition, partition, validation_split
+from fedsieve.data import Partition, mislabel, partition, validation_split
 from fedsieve.data.partition import SCHEMES, _draw_classes
 from fedsieve.errors import InvalidSetting
 
@@ -305,3 +305,91 @@ def test_validation_of_more_than_a_class_has_is_refused(per_class: int) -> None:
 def test_validation_needs_every_class() -> None:
     with pytest.raises(InvalidSetting, match="class 2"):
         validation_split(np.array([0, 1, 0, 1]), 1, 3, seed=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 8),
+    st.integers(1, 12),
+    st.floats(1, 100),
+    st.integers(0, 1000),
+    st.lists(st.integers(0, 7)).map(tuple),
+)
+def test_imbalanced_validation_falls_by_one_factor_and_keeps_the_total(
+    classes: int, per_class: int, imbalance: float, seed: int, more: tuple[int, ...]
+) -> None:
+    labels = np.array([*np.repeat(np.arange(classes), classes * per_class), *(label % classes for label in more)])
+    factors = np.array([imbalance ** (-rank / max(1, classes - 1)) for rank in range(classes)])
+    exact = classes * per_class * factors / factors.sum()
+    try:
+        validation, rest = validation_split(labels, per_class, classes, seed, imbalance)
+    except InvalidSetting as error:
+        assert error.field == "validation_imbalance" and "no example" in str(error) and exact[-1] < 1
+        return
+    falling = np.sort(np.bincount(labels[validation], minlength=classes))[::-1]
+    assert falling.sum() == classes * per_class and falling[-1] >= 1
+    assert (np.abs(falling - exact) < 1).all()
+    assert sorted([*validation.tolist(), *rest.tolist()]) == list(range(len(labels)))
+    assert np.array_equal(validation, validation_split(labels, per_class, classes, seed, imbalance)[0])
+
+
+def test_a_factor_of_ten_worked_by_hand() -> None:
+    # 40 in all, a third of a power of ten from class to class: 40 · (1, 0.464, 0.215, 0.1) / 1.779 = 22.5, 10.4, 4.8,
+    # 2.2; rounded down 38, and the two that lost most get one more.
+    labels = np.repeat(np.arange(4), 50)
+    counts = [np.bincount(labels[validation_split(labels, 10, 4, seed, 10.0)[0]]).tolist() for seed in range(40)]
+    assert {tuple(sorted(one)) for one in counts} == {(2, 5, 10, 23)}
+    assert len({tuple(one) for one in counts}) > 10  # which class is rare follows from the seed
+
+
+def test_no_imbalance_is_the_split_as_it_was() -> None:
+    labels = np.arange(200) % 7
+    for one, other in zip(validation_split(labels, 5, 7, 3), validation_split(labels, 5, 7, 3, 1.0), strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("per_class", "imbalance", "problem"),
+    [
+        (1, 10.0, "validation_imbalance: 10.0 is not allowed; use a smaller one, or more validation_per_class: "),
+        (40, 10.0, "validation_imbalance: 10.0 is not allowed; use a smaller one: of class "),
+        (5, 0.5, "validation_imbalance: 0.5 is not allowed; use a finite number of at least 1"),
+        (5, float("inf"), "validation_imbalance: inf is not allowed; use a finite number of at least 1"),
+    ],
+)
+def test_an_imbalance_that_the_data_can_not_give_is_one_line(per_class: int, imbalance: float, problem: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        validation_split(np.repeat(np.arange(10), 50), per_class, 10, 0, imbalance)
+    assert str(caught.value).startswith(problem) and "\n" not in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    st.floats(0, 1),
+    st.integers(0, 1000),
+    st.sampled_from([np.uint8, np.int64, np.uint64]),
+    st.data(),
+)
+def test_so_many_labels_are_wrong_and_no_other(
+    labels: list[int], share: float, seed: int, dtype: type[np.integer[Any]], data: st.DataObject
+) -> None:
+    right = np.array(labels, dtype=dtype)
+    places = np.array(sorted(data.draw(st.sets(st.integers(0, len(labels) - 1)))), dtype=np.int64)
+    wrong = mislabel(right, places, share, 6, seed)
+    changed = np.flatnonzero(wrong != right)
+    assert len(changed) == int(share * len(places) + 0.5)
+    assert set(changed.tolist()) <= set(places.tolist())
+    assert wrong.dtype == right.dtype and wrong.max() < 6
+    assert right.tolist() == labels
+    assert np.array_equal(wrong, mislabel(right, places, share, 6, seed))
+
+
+def test_a_wrong_label_is_any_other_with_equal_chance() -> None:
+    wrong = mislabel(np.full(9000, 1), np.arange(9000), 1.0, 4, seed=0)
+    assert np.bincount(wrong, minlength=4) == pytest.approx([3000, 0, 3000, 3000], abs=5 * (9000 * 2 / 9) ** 0.5)
+
+
+def test_one_class_has_no_wrong_labels() -> None:
+    with pytest.raises(InvalidSetting, match=r"validation_errors: 0\.5 .* one class alone"):
+        mislabel(np.zeros(4, dtype=np.int64), np.arange(4), 0.5, 1, seed=0)

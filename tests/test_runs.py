@@ -36,7 +36,8 @@ def test_a_run_directory_holds_what_it_promises(tmp_path: Path) -> None:
     for row in rows:
         assert list(row) == [
             *("round", "sampled", "kept", "coefficients", "score", "search"),
-            *("test_accuracy", "test_loss", "train_loss", "excluded", "per_class", "seconds", "phases"),
+            *("test_accuracy", "test_loss", "validation_accuracy", "validation_loss"),
+            *("train_loss", "excluded", "per_class", "seconds", "phases"),
         ]
         assert set(row["kept"]) <= set(row["sampled"]) and len(row["sampled"]) == 4
         assert len(row["coefficients"]["clients"]) == len(row["kept"])

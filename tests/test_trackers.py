@@ -24,7 +24,8 @@ from fedsieve.runs.frames import load_run
 from fedsieve.runs.trackers import TRACKERS, tracker
 
 QUICK: dict[str, Any] = {"rounds": 3, "clients": 10, "local_epochs": 1, "device": "cpu", "engine": "sequential"}
-EACH_ROUND = {"test_accuracy", "test_loss", "train_loss", "score", "seconds", "kept", "excluded"}
+OF_VALIDATION = {"score", "validation_accuracy", "validation_loss"}
+EACH_ROUND = {"test_accuracy", "test_loss", "train_loss", "seconds", "kept", "excluded"} | OF_VALIDATION
 SET_BY_TRACKERS = ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING")
 AT_THE_END = {"seed", "rounds", "final_accuracy", "best_accuracy", "mean_last_10", "duration", "requests_gini"}
 
@@ -259,7 +260,7 @@ def test_a_run_that_fails_is_closed_before_the_next(name: str, tmp_path: Path) -
 def test_filters_without_a_score_log_none(name: str, tmp_path: Path) -> None:
     fs.run(fs.Config(algorithm="fedavg", **QUICK), callbacks=[tracker(name, tmp_path)])
     (seen,) = SEE[name](tmp_path / name)
-    assert set(seen.points) == (EACH_ROUND | AT_THE_END) - {"score"}
+    assert set(seen.points) == (EACH_ROUND | AT_THE_END) - OF_VALIDATION
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(name: str, tmp_path: Path) -> None:

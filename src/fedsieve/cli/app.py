@@ -253,7 +253,8 @@ def reproduce_command(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="TARGET...", help="table2 to table5, figure1, 2, 3, 5 or 6, claims, or all; or field; or attacks"
+            metavar="TARGET...",
+            help="table2 to table5, figure1, 2, 3, 5 or 6, claims, or all; or one of field, attacks, validation",
         ),
     ],
     quick: Annotated[
@@ -261,10 +262,13 @@ def reproduce_command(
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(help="seeds of every run (default: 3; table2 2, figure5 and 6 1; field, attacks with --quick 1)"),
+        typer.Option(
+            help="seeds of every run (default: 3; table2 2, figure5 and 6 1; with --quick, field and so on 1)"
+        ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="rounds of every run (default: 100, attacks 40; with --quick 20, 10)")
+        int | None,
+        typer.Option(help="rounds of every run (default: 100, attacks 40, validation 60; with --quick 20, attacks 10)"),
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="the data set (default: cifar10; with --quick digits)")] = None,
     data_dir: DataDir = None,
@@ -289,7 +293,8 @@ def reproduce_command(
     """Reproduce the paper's tables and figures, its numbers beside ours; or compare FedCM with the field.
 
     Begin with `fedsieve reproduce all --quick`. `field` compares all ways to choose clients, with and without the
-    combinatorial filter; `attacks` all defences under all attacks.
+    combinatorial filter; `attacks` all defences under all attacks; `validation` what looks at validation data, by how
+    much there is and how good it is.
 
     Runs that tables share are made once; each finished run is one small JSON file in DIR/records. What is there is not
     run again, whoever made it: put records of other machines or seeds there and they count. Interrupted, the same

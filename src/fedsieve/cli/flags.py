@@ -21,6 +21,8 @@ PANELS = {
         "ratio",
         "rounds",
         "validation_per_class",
+        "validation_imbalance",
+        "validation_errors",
         "min_updates",
     ),
     "Local training": (

@@ -3,7 +3,7 @@
 from fedsieve.data.catalogue import DATASETS, data_folder, is_fetched, load
 from fedsieve.data.dataset import Dataset
 from fedsieve.data.fetch import fetch
-from fedsieve.data.partition import Partition, partition, validation_split
+from fedsieve.data.partition import Partition, mislabel, partition, validation_split
 
 __all__ = [
     "DATASETS",
@@ -13,6 +13,7 @@ __all__ = [
     "fetch",
     "is_fetched",
     "load",
+    "mislabel",
     "partition",
     "validation_split",
 ]

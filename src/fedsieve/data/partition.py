@@ -99,9 +99,13 @@ def partition(
 
 
 def validation_split(
-    labels: NDArray[np.integer[Any]], per_class: int, classes: int, seed: int
+    labels: NDArray[np.integer[Any]], per_class: int, classes: int, seed: int, imbalance: float = 1.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Takes `per_class` examples of each class at random: their indices, and all others, in rising order."""
+    """Takes `per_class` examples of each class at random: their indices, and all others, in rising order.
+
+    With an `imbalance` there are as many in all, but from class to class, in an order drawn from the seed, they get
+    fewer by the same factor; the most frequent class has `imbalance` times as many as the rarest, up to rounding.
+    """
     check_labels("labels", labels, classes)
     labels = _compact(labels)
     counts = np.bincount(labels, minlength=classes)
@@ -109,11 +113,27 @@ def validation_split(
     if not 0 <= per_class <= counts[scarcest]:
         allowed = f"0 to {counts[scarcest]}, the number of training examples of class {scarcest}"
         raise InvalidSetting("validation_per_class", per_class, allowed)
+    ranks = generator(seed, "validation classes").permutation(classes)
+    wanted = _falling(per_class * classes, classes, imbalance)[ranks]
+    _check_imbalance(imbalance, wanted, counts)
     order, starts = _shuffled_by_class(labels, generator(seed, "validation"))
     chosen = np.zeros(len(labels), dtype=bool)
-    for start in starts[:-1][np.diff(starts) > 0]:
-        chosen[order[start : start + per_class]] = True
+    for start, count in zip(starts[:-1], wanted, strict=False):  # the last classes may have no example
+        chosen[order[start : start + count]] = True
     return np.flatnonzero(chosen), np.flatnonzero(~chosen)
+
+
+def mislabel(
+    labels: NDArray[np.integer[Any]], places: NDArray[np.int64], share: float, classes: int, seed: int
+) -> NDArray[np.integer[Any]]:
+    """A copy of `labels` `[n]` in which a share of those at `places` is wrong: each some other class, all as likely."""
+    if not 0 <= share <= 1 or classes < 2:
+        raise InvalidSetting("validation_errors", share, "0 to 1, and 0 where there is one class alone")
+    draws = generator(seed, "validation errors")
+    chosen = draws.permutation(places)[: math.floor(share * len(places) + 0.5)]
+    wrong = np.array(labels)
+    wrong[chosen] = (wrong[chosen].astype(np.int64) + draws.integers(1, classes, len(chosen))) % classes
+    return wrong
 
 
 # Each scheme below answers with the owner of every example [n], -1 for nobody: no example can be held twice.
@@ -215,6 +235,31 @@ def _softmax(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
     shares: NDArray[np.float64] = np.exp(logarithms - logarithms.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     return shares
+
+
+def _falling(total: int, classes: int, imbalance: float) -> NDArray[np.int64]:
+    """Counts [classes] that fall by the same factor from one to the next, the first `imbalance` times the last.
+
+    What rounding down leaves of the `total` goes to those that lost most by it.
+    """
+    if not (math.isfinite(imbalance) and imbalance >= 1):
+        raise InvalidSetting("validation_imbalance", imbalance, "a finite number of at least 1")
+    shares = imbalance ** -np.linspace(0, 1, classes)
+    exact = total * shares / shares.sum()
+    counts: NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+    return counts
+
+
+def _check_imbalance(imbalance: float, wanted: NDArray[np.int64], there: NDArray[np.int64]) -> None:
+    """Raise unless every class has as many examples as are wanted, and at least one is where any is."""
+    if wanted.any() and not wanted.all():
+        allowed = "a smaller one, or more validation_per_class: the rarest class would have no example"
+        raise InvalidSetting("validation_imbalance", imbalance, allowed)
+    lacking = int(np.argmax(wanted - there))
+    if wanted[lacking] > there[lacking]:
+        allowed = f"a smaller one: of class {lacking} it takes {wanted[lacking]} of {there[lacking]} training examples"
+        raise InvalidSetting("validation_imbalance", imbalance, allowed)
 
 
 def _even_parts(examples: int, parts: int) -> NDArray[np.int64]:

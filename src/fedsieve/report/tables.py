@@ -74,7 +74,7 @@ PHASE_MEANINGS = {
     "score": "check the models, their outputs on validation data",
     "search": "which models to believe",
     "average": "one model out of those kept",
-    "evaluate": "the new model on test data",
+    "evaluate": "the new model on test and validation data",
     "write": "the round's row and checkpoint",
 }
 

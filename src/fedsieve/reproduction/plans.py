@@ -1,11 +1,21 @@
-"""What `fedsieve reproduce` can make: the paper, and two comparisons with the field."""
+"""What `fedsieve reproduce` can make: the paper, two comparisons with the field, and what validation data is worth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fedsieve.errors import InvalidSetting, unknown_name
-from fedsieve.reproduction import field, field_pictures, field_tables, paper, pictures, tables
+from fedsieve.reproduction import (
+    field,
+    field_pictures,
+    field_tables,
+    paper,
+    pictures,
+    tables,
+    validation,
+    validation_pictures,
+    validation_tables,
+)
 from fedsieve.reproduction.study import Plan, Target
 
 PAPER = Plan(
@@ -58,12 +68,36 @@ ATTACKS = Plan(
     quick_seeds=1,
     page=False,
 )
-PLANS = {"field": FIELD, "attacks": ATTACKS}
+VALIDATION = Plan(
+    "validation",
+    "What it costs in validation data",
+    {
+        "validation": Target(
+            "Accuracy by validation data",
+            validation.CASES,
+            3,
+            [validation_tables.validation_table],
+            validation_pictures.validation_figure,
+        ),
+        "overfitting": Target(
+            "Validation and test accuracy over rounds",
+            validation.CASES,
+            3,
+            figure=validation_pictures.overfitting_figure,
+        ),
+    },
+    validation.FULL,
+    validation.QUICK,
+    {"cifar10": field.CNN},
+    quick_seeds=1,
+    page=False,
+)
+PLANS = {"field": FIELD, "attacks": ATTACKS, "validation": VALIDATION}
 
 
 def find_plan(targets: Sequence[str]) -> Plan:
     """The plan that has all these targets."""
-    known = [*PAPER.targets, "all", "field", "attacks"]
+    known = [*PAPER.targets, "all", *PLANS]
     for target in targets:
         if target not in known:
             raise unknown_name("target", target, known)

@@ -79,8 +79,8 @@ class Plan:
         return Study({**settings, **self.suited.get(settings["dataset"], {}), "device": device, **more})
 
     def find(self, names: Sequence[str]) -> list[str]:
-        """The names of targets, "all" standing for each of them."""
-        return list(self.targets) if "all" in names else list(dict.fromkeys(names))
+        """The names of targets, "all" and the plan's own name standing for each of them."""
+        return list(self.targets) if {"all", self.name}.intersection(names) else list(dict.fromkeys(names))
 
     def jobs(self, names: Sequence[str], seeds: int | None) -> list[tuple[AnyCell, int]]:
         """Every run that the targets need, once; seed by seed, so that what is done first is already a table."""

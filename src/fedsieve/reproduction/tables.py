@@ -19,7 +19,10 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text: the first `left` columns name a row, the others numbers. Some are too wide for a terminal."""
+    """A table as text: the first `left` columns name a row, the others numbers. Some are too wide for a terminal.
+
+    What stands at the places `best`, of row and column, is marked.
+    """
 
     title: str
     headings: Sequence[str]
@@ -27,6 +30,7 @@ class Table:
     note: str
     left: int
     wide: bool = False
+    best: Collection[tuple[int, int]] = ()
 
     def rich(self) -> RichTable:
         """For a terminal."""
@@ -35,15 +39,22 @@ class Table:
         for place, heading in enumerate(self.headings):
             short = all(len(row[place]) < 24 for row in self.rows)
             table.add_column(heading, justify="left" if place < self.left else "right", no_wrap=short)
-        for row, following in zip(self.rows, [*self.rows[1:], None], strict=True):
+        marked = self._marked("[bold]", "[/bold]")
+        for row, following in zip(marked, [*marked[1:], None], strict=True):
             table.add_row(*row, end_section=self.left > 1 and following is not None and following[0] != row[0])
         return table
 
     def markdown(self) -> str:
         """For a page."""
         bars = ["---" if place < self.left else "---:" for place in range(len(self.headings))]
-        lines = ["| " + " | ".join(cells) + " |" for cells in (self.headings, bars, *self.rows)]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (self.headings, bars, *self._marked("**", "**"))]
         return "\n".join([f"### {self.title}", "", *lines, "", self.note, ""])
+
+    def _marked(self, before: str, after: str) -> list[list[str]]:
+        return [
+            [f"{before}{cell}{after}" if (line, column) in self.best else cell for column, cell in enumerate(row)]
+            for line, row in enumerate(self.rows)
+        ]
 
 
 def table2(results: Results) -> Table:

@@ -84,7 +84,8 @@ def assemble(
     settings = config.local_training(algorithm.objective(options))
     attack = None if config.attack == "none" else attacks.ATTACKS[config.attack]()
     hostile = attacks.hostile_clients(config.seed, clients, config.hostile)
-    seen = dataset if attack is None else _attacked(attack, dataset, partition, hostile, config.seed)
+    known = _mislabelled(config, dataset, validation)
+    seen = known if attack is None else _attacked(attack, known, partition, hostile, config.seed)
     seed = config.seed if draws is None else draws
     engine = _engine(config, device, build, seen, partition, validation, settings, seed)
     if attack is not None:
@@ -122,7 +123,7 @@ def assemble(
 def split_data(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], data.Partition]:
     """The training data as a run splits it: positions of the server's validation examples, and the clients' parts."""
     validation, rest = data.validation_split(
-        dataset.train_labels, config.validation_per_class, dataset.classes, config.seed
+        dataset.train_labels, config.validation_per_class, dataset.classes, config.seed, config.validation_imbalance
     )
     partition = data.partition(
         dataset.train_labels,
@@ -159,6 +160,15 @@ def _system(config: Config, clients: NDArray[np.int64]) -> SystemModel | None:
     if config.system == "drawn":
         return SystemModel.drawn(config.seed, clients)
     return SystemModel.from_trace(Path(config.system), config.seed, clients)
+
+
+def _mislabelled(config: Config, dataset: Dataset, validation: NDArray[np.int64]) -> Dataset:
+    """The data set as the server knows it, with errors among its validation labels."""
+    if not config.validation_errors:
+        return dataset
+    share = config.validation_errors
+    labels = data.mislabel(dataset.train_labels, validation, share, dataset.classes, config.seed)
+    return replace(dataset, train_labels=labels)
 
 
 def _attacked(

@@ -87,6 +87,12 @@ class Config(BaseModel):
         ge=0,
         description="validation images per class, taken from the training data (default: as usual for the data set)",
     )
+    validation_imbalance: float = Field(
+        1.0,
+        ge=1,
+        description="how many times as many validation images the most frequent class has as the rarest",
+    )
+    validation_errors: float = Field(0.0, ge=0, le=1, description="share of the validation labels that are wrong")
     attack: str = Field("none", description="what hostile clients do: none, " + ", ".join(ATTACKS))
     hostile: float = Field(0.0, ge=0, le=1, description="share of the clients that are hostile")
     byzantine: int | None = Field(

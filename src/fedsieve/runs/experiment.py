@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from torch import Tensor, nn
 
+from fedsieve import algorithms
 from fedsieve.averaging import Scheme
 from fedsieve.data import Dataset
 from fedsieve.engines import Engine
@@ -35,6 +36,9 @@ FEW_CLIENTS = 200
 
 Simulated = Literal["seconds", "bytes"]
 SIMULATED: tuple[Simulated, ...] = get_args(Simulated)
+
+VALIDATED = ("validation_accuracy", "validation_loss")
+"""Of the new model, on rows of runs in which the algorithm or its filter looks at validation data."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ def run(
     if dataset is not None and dataset.name == config.dataset:  # it was only loaded elsewhere
         del own_parts["dataset"]
 
+    validated = _looks_at_validation(config, federation.sieve.filter)
     rows: list[dict[str, Any]] = []
     if directory is not None:
         if directory.exists:
@@ -123,7 +128,7 @@ def run(
             began = time.perf_counter()
             played = federation.play(number)
             with federation.stopwatch.phase("evaluate"):
-                row = _row(played, engine, federation.model, began)
+                row = _row(played, engine, federation.model, validated, began)
             phases = federation.stopwatch.rounds[-1]
             row["phases"] = {phase: round(phases[phase], 5) for phase in phases if phase != "write"}
             rows.append(row)
@@ -167,7 +172,13 @@ def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> Non
         )
 
 
-def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str, Any]:
+def _looks_at_validation(config: Config, filter: ModelFilter) -> bool:
+    """Whether the run's algorithm chooses or trains by validation data."""
+    algorithm = algorithms.find(config.algorithm)
+    return algorithm.at_server or algorithm.server_trains or filter.needs_logits or filter.needs_validation
+
+
+def _row(played: Round, engine: Engine, model: Tensor, validated: bool, began: float) -> dict[str, Any]:
     logits, labels = engine.logits([model], "test")[0], engine.labels("test")
     fooled = {}
     if isinstance(engine, HostileEngine):
@@ -187,6 +198,7 @@ def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str
         "search": played.search,
         "test_accuracy": float(accuracy(logits, labels)),
         "test_loss": -float(log_likelihood(logits, labels)),
+        **(_on_validation(engine, model) if validated else {}),
         **fooled,
         "train_loss": played.train_loss,
         "excluded": {str(client): reason for client, reason in played.excluded.items()},
@@ -194,6 +206,12 @@ def _row(played: Round, engine: Engine, model: Tensor, began: float) -> dict[str
         **_details(played),
         "seconds": round(time.perf_counter() - began, 4),
     }
+
+
+def _on_validation(engine: Engine, model: Tensor) -> dict[str, float]:
+    logits, labels = engine.logits([model], "validation")[0], engine.labels("validation")
+    found = (float(accuracy(logits, labels)), -float(log_likelihood(logits, labels)))
+    return dict(zip(VALIDATED, found, strict=True))
 
 
 def _details(played: Round) -> dict[str, Any]:

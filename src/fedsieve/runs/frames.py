@@ -23,7 +23,8 @@ class RunFrames:
 
     `rounds` has a row per round (its index): accuracies, losses and seconds as in `metrics.jsonl` (`score` is NaN for
     filters without one), how many clients were `sampled`, `kept` and `excluded`, and the share `previous` of the model
-    before in the new one; `simulated_seconds` and `simulated_bytes` of the round where clients have devices, and
+    before in the new one; `validation_accuracy` and `validation_loss` of the new model where the algorithm looks at
+    validation data; `simulated_seconds` and `simulated_bytes` of the round where clients have devices, and
     `backdoor_success` where there is a backdoor. `clients` has a row per round and sampled client: whether its model
     was `kept` and with which `coefficient` (0 if not), and why it was `excluded` as unusable (missing if it wasn't).
     """
@@ -57,6 +58,8 @@ def rounds_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         **{name: [row[name] for row in rows] for name in NUMBERS},
         **{name: [len(row[name]) for row in rows] for name in ("sampled", "kept", "excluded")},
         "previous": [row["coefficients"]["previous"] for row in rows],
+        **_where_known("validation_accuracy", [row.get("validation_accuracy") for row in rows]),
+        **_where_known("validation_loss", [row.get("validation_loss") for row in rows]),
         **_where_known("simulated_seconds", [row.get("simulated", {}).get("seconds") for row in rows]),
         **_where_known("simulated_bytes", [row.get("simulated", {}).get("bytes") for row in rows]),
         **_where_known("backdoor_success", [row.get("backdoor_success") for row in rows]),

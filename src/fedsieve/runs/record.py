@@ -15,10 +15,11 @@ from typing import Any
 from fedsieve.errors import InvalidSetting
 from fedsieve.runs.config import PLACE, Config
 from fedsieve.runs.directory import write_whole
-from fedsieve.runs.experiment import SIMULATED, History
+from fedsieve.runs.experiment import SIMULATED, VALIDATED, History
 
 FORMAT = "fedsieve run 1"
 SERIES = ("sampled", "kept", "score", "test_accuracy", "test_loss", "train_loss", "seconds")
+SOMETIMES = (*VALIDATED, "backdoor_success")
 DIGITS = 6
 
 
@@ -82,8 +83,9 @@ def _record(history: History, what: Mapping[str, Any]) -> dict[str, Any]:
     if all("simulated" in row for row in rows):
         for name in SIMULATED:
             series[f"simulated_{name}"] = [_short(row["simulated"][name]) for row in rows]
-    if all("backdoor_success" in row for row in rows):
-        series["backdoor_success"] = [_short(row["backdoor_success"]) for row in rows]
+    for name in SOMETIMES:
+        if all(name in row for row in rows):
+            series[name] = [_short(row[name]) for row in rows]
     return {
         "format": FORMAT,
         "config": what,
@@ -119,8 +121,7 @@ def _rows(series: Mapping[str, Sequence[Any]], rounds: int) -> list[dict[str, An
             row["search"] = {name: series[f"score_of_{name}"][place] for name in ("all", "single")}
         if "simulated_seconds" in series:
             row["simulated"] = {name: series[f"simulated_{name}"][place] for name in SIMULATED}
-        if "backdoor_success" in series:
-            row["backdoor_success"] = series["backdoor_success"][place]
+        row |= {name: series[name][place] for name in SOMETIMES if name in series}
         rows.append(row)
     return rows
 

@@ -26,6 +26,7 @@ from uuid import uuid4
 from fedsieve.errors import InvalidSetting, unknown_name
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import PLACE, Config
+from fedsieve.runs.experiment import VALIDATED
 
 OPEN: dict[str, Any] = {}
 """The runs that are being tracked in this process, by name."""
@@ -79,6 +80,7 @@ class Tracker(Callback):
     def on_round(self, row: Mapping[str, Any]) -> None:
         """A round is done."""
         numbers = {name: row[name] for name in ("test_accuracy", "test_loss", "train_loss", "score", "seconds")}
+        numbers |= {name: row[name] for name in VALIDATED if name in row}
         numbers |= {"kept": len(row["kept"]), "excluded": len(row["excluded"])}
         self.log(OPEN[self.here.name], _numbers(numbers), row["round"])
 
