@@ -50,8 +50,8 @@ class Drawn(Judge):
     def labels(self, data: Literal["validation", "test"]) -> Tensor:
         return torch.arange(EXAMPLES) % CLASSES
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
-        return 0.0, self.gradient
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return torch.zeros(()), self.gradient
 
 
 def draw(updates: int, weights: int) -> tuple[Tensor, list[Tensor]]:

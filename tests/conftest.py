@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from fedsieve import cli
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Python then
+
 settings.register_profile(
     # Repeatable on a build machine.
     "fedsieve",

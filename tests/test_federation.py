@@ -69,8 +69,8 @@ class TinyEngine(Engine):
     def labels(self, data: Literal["validation", "test"]) -> Tensor:
         return torch.tensor([0, 0])
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
-        return -float(model @ model) / 2, -model
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return -(model @ model) / 2, -model
 
 
 class Ask(ClientSampler):
@@ -529,7 +529,7 @@ def test_a_filter_gets_working_averages_predictions_and_gradients(batch_norm: bo
         for positions in (None, torch.tensor([3, 0, 7, 550])):
             examples = list(range(len(labels))) if positions is None else positions.tolist()
             value, gradient = ascend(point) if positions is None else ascend(point, positions)
-            assert value == pytest.approx(score(point, examples), abs=1e-9)
+            assert float(value) == pytest.approx(score(point, examples), abs=1e-9)
             assert gradient.shape == point.shape and (gradient[parameters:] == 0).all()
             for _ in range(3):
                 way = torch.zeros_like(point)

@@ -27,12 +27,12 @@ def linear(models: Tensor, weights: list[float] | None = None, seed: int = 0) ->
     inputs = torch.randn(EXAMPLES, FEATURES, generator=draws, dtype=models.dtype)
     labels = (inputs @ torch.randn(FEATURES, CLASSES, generator=draws, dtype=models.dtype)).argmax(1)
 
-    def score_and_gradient(model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+    def score_and_gradient(model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         places = torch.arange(EXAMPLES) if examples is None else examples
         point = model.clone().requires_grad_()
         score = -cross_entropy(inputs[places] @ point.view(FEATURES, CLASSES), labels[places])
         (gradient,) = torch.autograd.grad(score, point)
-        return float(score.detach()), gradient
+        return score.detach(), gradient
 
     return Candidates(
         logits=torch.empty(0),
@@ -50,7 +50,7 @@ def some_models(count: int, seed: int = 0) -> Tensor:
 
 def loss(candidates: Candidates, weights: Any) -> float:
     assert candidates.models is not None and candidates.score_and_gradient is not None
-    return -candidates.score_and_gradient(mixture(list(candidates.models), np.asarray(weights)))[0]
+    return -float(candidates.score_and_gradient(mixture(list(candidates.models), torch.as_tensor(weights)))[0])
 
 
 @settings(max_examples=25)
@@ -59,7 +59,7 @@ def test_the_gradient_against_finite_differences(count: int, seed: int) -> None:
     candidates = linear(some_models(count, seed), seed=seed)
     assert candidates.models is not None
     weights = softmax(np.random.default_rng(seed).normal(size=count))
-    found = weights_gradient(candidates, list(candidates.models), weights)
+    found = weights_gradient(candidates, list(candidates.models), torch.from_numpy(weights)).tolist()
     for position in range(count):
         nudge = np.zeros(count)
         nudge[position] = 1e-5
@@ -72,20 +72,20 @@ def test_the_gradient_against_a_closed_form() -> None:
     candidates = linear(some_models(3))
     x, y = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64), 2
 
-    def score_and_gradient(model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+    def score_and_gradient(model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         outputs = torch.softmax(x @ model.view(FEATURES, CLASSES), 0)
-        return float(outputs[y].log()), -torch.outer(x, outputs - torch.eye(3, dtype=torch.float64)[y]).flatten()
+        return outputs[y].log(), -torch.outer(x, outputs - torch.eye(3, dtype=torch.float64)[y]).flatten()
 
     told = Candidates(
         **{name: getattr(candidates, name) for name in ("logits", "labels", "weights", "models")},
         score_and_gradient=score_and_gradient,
     )
-    weights = np.array([0.5, 0.3, 0.2])
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     models = list(some_models(3))
     outputs = torch.softmax(x @ mixture(models, weights).view(FEATURES, CLASSES), 0)
     wrong = outputs - torch.eye(3, dtype=torch.float64)[y]
     expected = [float(wrong @ (x @ model.view(FEATURES, CLASSES))) for model in models]
-    assert weights_gradient(told, models, weights) == pytest.approx(expected)
+    assert weights_gradient(told, models, weights).tolist() == pytest.approx(expected)
 
 
 def test_identical_models_stay_where_they_start() -> None:

@@ -67,7 +67,7 @@ def round_of(
         labels=torch.empty(0),
         weights=torch.full((count,), 1 / count).double() if weights is None else torch.as_tensor(weights).double(),
         models=list(held),
-        score_and_gradient=lambda model: (0.0, way.to(held)),
+        score_and_gradient=lambda model: (torch.zeros(()), way.to(held)),
         previous=sent.to(held),
     )
 
@@ -643,8 +643,8 @@ class NoData(Judge):
     def labels(self, data: Literal["validation", "test"]) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
-        return 0.0, torch.tensor([1.0, 0.0])
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return torch.zeros(()), torch.tensor([1.0, 0.0])
 
 
 def sifted(filter: ModelFilter, models: Sequence[Sequence[float]], previous: Sequence[float] = (0.0, 0.0)) -> Sifted:

@@ -25,7 +25,7 @@ def test_fine_tuning_is_sgd_with_momentum_by_hand() -> None:
         labels=torch.zeros(5),
         weights=torch.ones(2),
         average=lambda kept: torch.tensor([float(len(kept)) - 1]),
-        score_and_gradient=lambda model, examples: (0.0, 2 - model),
+        score_and_gradient=lambda model, examples: (torch.zeros(()), 2 - model),
         random=np.random.default_rng(0),
     )
     selection = FineTuning(steps=2, batch=3, rate=0.1).select(candidates)

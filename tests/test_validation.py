@@ -41,7 +41,7 @@ def test_the_server_sees_wrong_labels_and_nobody_else_does(algorithm: str, engin
         assert torch.equal(built._examples("train", built.partition[federation.server.client])[1], known)
     score, _ = built.score_and_gradient(federation.model)
     logits = built.logits([federation.model], "validation")[0]
-    assert score == pytest.approx(float(log_likelihood(logits, known)), rel=1e-4)
+    assert float(score) == pytest.approx(float(log_likelihood(logits, known)), rel=1e-4)
     built.close()
 
 

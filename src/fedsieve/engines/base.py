@@ -107,8 +107,8 @@ class Judge(ABC):
         """The labels [examples] that belong to `logits`."""
 
     @abstractmethod
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
-        """Mean log-likelihood of a flat model on the validation set (or `examples` of it), and its gradient [size]."""
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean log-likelihood [] of a flat model on the validation set or `examples` of it, and its gradient [size]."""
 
     def combine(self, previous: Tensor, models: Sequence[Tensor], coefficients: Coefficients) -> Tensor:
         """The weighted sum [size] of the previous model and others."""

@@ -14,6 +14,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from fedsieve.engines.fused_first_layer import can_be_first, first_layer
+
 ROWS, CHANNELS = 32, 64  # of a tensor [pixels, channels] that a program works on at once
 PROGRAMS = 128  # that share the pixels in the backward pass, each with its own sum for the bias
 SUMMED = 32  # channels for which a program adds up those sums
@@ -52,6 +54,8 @@ class ConvolutionReLU(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[n, channels, h, w] to [n, out, h', w']."""
+        if self.pooled and can_be_first(self.convolution, inputs):
+            return first_layer(self.convolution, inputs)
         bias = self.convolution.bias
         assert bias is not None
         outputs = self.convolution._conv_forward(inputs, self.convolution.weight, None)

@@ -52,7 +52,7 @@ class HostileEngine(Engine):
         """As `engine`, of all its data."""
         return self.engine.labels(data)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As `engine`."""
         return self.engine.score_and_gradient(model, examples)
 

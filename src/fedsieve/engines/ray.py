@@ -174,11 +174,11 @@ class RayEngine(Engine):
         labels = self.dataset.test_labels if data == "test" else self.dataset.train_labels[self.validation]
         return torch.from_numpy(np.asarray(labels).astype(np.int64))
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One actor does it."""
         flat, chosen = ray.put(model.numpy()), None if examples is None else examples.numpy()
         [(score, gradient)] = self._by_anyone([lambda actor: actor.score_and_gradient.remote(flat, chosen)])
-        return score, _tensor(gradient)
+        return torch.tensor(score), _tensor(gradient)
 
     def local_losses(
         self, model: Tensor, clients: Sequence[int], round: int, examples: int | None = None

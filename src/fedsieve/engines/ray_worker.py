@@ -111,7 +111,7 @@ class RayWorker:
         """Mean log-likelihood of a model [size] on validation examples, and its gradient [size]."""
         chosen = None if examples is None else torch.from_numpy(examples.copy())
         score, gradient = self.engine.score_and_gradient(self._tensor(model), chosen)
-        return score, _array(gradient)
+        return float(score), _array(gradient)
 
     def local_losses(
         self, model: NDArray[Any], clients: Sequence[int], round: int, examples: int | None

@@ -116,7 +116,7 @@ class SequentialEngine(Engine):
         labels = self.dataset.test_labels if data == "test" else self.dataset.train_labels[self.validation]
         return torch.from_numpy(np.asarray(labels).astype(np.int64)).to(self.device)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One backward pass, in batches."""
         places = self.validation if examples is None else self.validation[examples.cpu().numpy()]
         point = model.clone().requires_grad_()
@@ -125,14 +125,14 @@ class SequentialEngine(Engine):
             if piece.start >= self.layout.parameters:
                 pieces[piece.name] = pieces[piece.name].detach()
         self.module.eval()
-        score = 0.0
+        score = torch.zeros((), dtype=model.dtype, device=self.device)
         with single_thread(), self._arithmetic():
             for start in range(0, len(places), self.evaluation_batch):
                 inputs, labels = self._examples("validation", places[start : start + self.evaluation_batch])
                 logits = functional_call(self.module, pieces, (inputs,))
                 part = -cross_entropy(logits, labels, reduction="sum") / len(places)
                 part.backward()  # type: ignore[no-untyped-call]
-                score += float(part.detach())
+                score += part.detach()
         gradient = point.grad
         assert gradient is not None
         gradient[self.layout.parameters :] = 0

@@ -33,43 +33,41 @@ class LearnedAveraging(Stepping):
     def select(self, candidates: Candidates) -> Selection:
         """The models worth at least half of an equal share, with their weights."""
         assert candidates.models is not None
-        models = list(candidates.models)
-        weights = self._learn(candidates, models, shares_of(candidates))
-        kept = np.flatnonzero(weights >= 1 / (2 * len(models)))
-        shares = np.zeros(len(models))
+        weights = self._learn(candidates, list(candidates.models))
+        kept = np.flatnonzero(weights >= 1 / (2 * len(weights)))
+        shares = np.zeros(len(weights))
         shares[kept] = weights[kept] / weights[kept].sum()
         return Selection(tuple(kept.tolist()), weights=torch.from_numpy(shares))
 
-    def _learn(self, candidates: Candidates, models: Sequence[Tensor], start: Vector) -> Vector:
-        """The weights [models] after all steps."""
-        from scipy.special import softmax
-
-        a = np.log(np.maximum(start, np.finfo(np.float64).tiny))
-        mean, square = np.zeros(len(a)), np.zeros(len(a))
+    def _learn(self, candidates: Candidates, models: Sequence[Tensor]) -> Vector:
+        """The weights [models] after all steps; nothing waits for a GPU before the last."""
+        start = torch.from_numpy(shares_of(candidates)).to(models[0].device)
+        a = start.clamp(min=torch.finfo(torch.float64).tiny).log()
+        mean, square = torch.zeros_like(a), torch.zeros_like(a)
         for step in range(1, self.steps + 1):
-            weights = softmax(a)
+            weights = a.softmax(0)
             slope = weights_gradient(candidates, models, weights, self.draw(candidates))
             slope = weights * (slope - weights @ slope)  # by a
             mean = FASTER * mean + (1 - FASTER) * slope
             square = SLOWER * square + (1 - SLOWER) * slope**2
-            corrected = np.sqrt(square / (1 - SLOWER**step)) + TINY
+            corrected = (square / (1 - SLOWER**step)).sqrt() + TINY
             a -= self.rate * mean / (1 - FASTER**step) / corrected
-        learned: Vector = softmax(a)
+        learned: Vector = a.softmax(0).cpu().numpy()
         return learned
 
 
 def weights_gradient(
-    candidates: Candidates, models: Sequence[Tensor], weights: Vector, examples: Tensor | None = None
-) -> Vector:
+    candidates: Candidates, models: Sequence[Tensor], weights: Tensor, examples: Tensor | None = None
+) -> Tensor:
     """∂L/∂c_k [models] at c = `weights` [models]; L on the whole validation set, or on `examples` of it."""
     assert candidates.score_and_gradient is not None
     _, gradient = candidates.score_and_gradient(mixture(models, weights), examples)
-    return -torch.stack([torch.dot(gradient, model) for model in models]).double().cpu().numpy()
+    return -torch.stack([torch.dot(gradient, model) for model in models]).double()
 
 
-def mixture(models: Sequence[Tensor], weights: Vector) -> Tensor:
+def mixture(models: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Σ c_k w_k [size] in the models' own precision, several times as fast as the average that is kept."""
     total = torch.zeros_like(models[0])
-    for model, weight in zip(models, weights.tolist(), strict=True):
-        total.add_(model, alpha=weight)
+    for model, weight in zip(models, weights.to(total.dtype), strict=True):
+        total.addcmul_(model, weight)
     return total

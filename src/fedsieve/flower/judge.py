@@ -47,10 +47,10 @@ class ValidationJudge(Judge):
         """[examples]."""
         return self.engine.labels(data).cpu()
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mean log-likelihood and its gradient [size]."""
         score, gradient = self.engine.score_and_gradient(model.to(self.engine.device), examples)
-        return score, gradient.cpu()
+        return score.cpu(), gradient.cpu()
 
 
 class NoJudge(Judge):
@@ -66,7 +66,7 @@ class NoJudge(Judge):
         """None."""
         return torch.empty(0, dtype=torch.int64)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[float, Tensor]:
+    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """There is nothing to score."""
         raise InvalidSetting("validation", None, "a pair of arrays (x, y), which the filter needs")
 
