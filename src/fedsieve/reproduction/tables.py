@@ -173,7 +173,7 @@ def _note(results: Results, cells: Sequence[Cell]) -> str:
     settings = results.study.settings
     return (
         f"Test accuracy in %, mean ± standard deviation over seeds (the paper: 2; ours: {seeds}), after "
-        f"{settings['rounds']} rounds on {settings['dataset']}; the paper's are after 100 rounds on CIFAR-10. "
+        f"{settings['rounds']} rounds on {results.study.on}; the paper's are after 100 rounds on CIFAR-10. "
         "Difference in points."
     )
 

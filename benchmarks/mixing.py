@@ -1,0 +1,289 @@
+"""Which way of learning mixing weights is best: `LearnedAveraging`, and changes of it one at a time.
+
+    python benchmarks/mixing.py [--dataset fashion-mnist] [--seeds 3] [--at-once 2] [--only NAME ...] [--out FILE]
+
+Every variant is run with class and client heterogeneity (α = 0.1, 8 of 20 clients) and the same seeds, next to the
+baselines it has to beat. FILE (JSON) gets a line per run as it ends; what it has is not run again. At the end a table:
+mean test accuracy of the last ten rounds, and the difference from `learned`, seed by seed, with its 95 % interval.
+What is kept here but not in the library did not help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedsieve as fs
+from fedsieve import data, models
+from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
+from fedsieve.filtering.base import Candidates, ModelFilter, Selection
+from fedsieve.filtering.fine_tuning import FineTuning
+from fedsieve.filtering.geometric_median import shares_of
+from fedsieve.runs.environment import environment
+from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler
+from fedsieve.sampling.memory import Memory
+from fedsieve.vector import Layout
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fashion-mnist": {"model": "mlp", "rounds": 30, "local_epochs": 1, "lr": 0.05, "validation_per_class": 200},
+    "cifar10": {"model": "vgg11", "rounds": 60, "local_epochs": 5, "lr": 0.05, "precision": "bf16"},
+}
+COMMON: dict[str, Any] = {
+    "clients": 20, "ratio": 0.4, "alpha": 0.1, "schedule": "cosine", "score": "cross-entropy", "algorithm": "fedpdp",
+}  # fmt: skip
+
+
+class Mixing(LearnedAveraging):
+    """`LearnedAveraging` with its choices as options.
+
+    `start`: "p" from the p_k, "subset" from the best subset's. `pull` adds λ KL(c, p) to the loss. `layers`: a weight
+    for each of these stretches of the model. `free`: weights that sum to 1 but may be negative. `drop`: leave out who
+    has less than half of an equal share. `momentum` of the server: each round's change is added to that of the rounds
+    before, which count β, β², ... `tune` steps of SGD on validation data at the end.
+    """
+
+    def __init__(
+        self,
+        steps: int = 40,
+        batch: int = 1024,
+        rate: float = 0.2,
+        start: str = "p",
+        pull: float = 0.0,
+        layers: Sequence[slice] = (slice(None),),
+        free: bool = False,
+        drop: bool = True,
+        momentum: float = 0.0,
+        tune: int = 0,
+    ) -> None:
+        super().__init__(steps, batch, rate)
+        self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
+        self.momentum, self.tune = momentum, FineTuning(tune) if tune else None
+        self.needs_logits = start == "subset"  # type: ignore[misc] # of this one
+        self.velocity: Tensor | None = None
+        self.learned: Tensor | None = None
+
+    def select(self, candidates: Candidates) -> Selection:
+        """The models that are worth something, and what is made of all."""
+        assert candidates.models is not None and candidates.previous is not None
+        held = list(candidates.models)
+        weights = self._mix(candidates, held)  # [layers, models]
+        mean = weights.mean(0)
+        kept = torch.nonzero(mean >= 1 / (2 * len(held)) if self.drop else mean > -math.inf).flatten()
+        self.learned = mean
+        shares = torch.zeros_like(weights)
+        shares[:, kept] = weights[:, kept] / weights[:, kept].sum(1, keepdim=True)
+        model = self._mixture(held, shares)
+        if self.momentum:
+            change = model - candidates.previous
+            self.velocity = change if self.velocity is None else self.momentum * self.velocity + change
+            model = candidates.previous + self.velocity
+        if self.tune is not None:
+            tuned = self.tune.select(_with_average(candidates, model)).model
+            assert tuned is not None
+            model = tuned
+        return Selection(tuple(kept.tolist()), model=model)
+
+    def _mix(self, candidates: Candidates, held: Sequence[Tensor]) -> Tensor:
+        p = torch.from_numpy(shares_of(candidates)).to(held[0].device)
+        start = p.clone()
+        if self.start == "subset":
+            best = list(CombinatorialFilter("cross-entropy").select(candidates).kept)
+            start = torch.full_like(p, 1e-3)
+            start[best] += p[best] / p[best].sum()
+        a = (start / start.sum() if self.free else start.clamp(min=1e-300).log()).repeat(len(self.layers), 1)
+        mean, square = torch.zeros_like(a), torch.zeros_like(a)
+        rate = self.rate / 4 if self.free else self.rate
+        for step in range(1, self.steps + 1):
+            c = a - (a.sum(1, keepdim=True) - 1) / a.shape[1] if self.free else a.softmax(1)
+            assert candidates.score_and_gradient is not None
+            _, gradient = candidates.score_and_gradient(self._mixture(held, c), self.draw(candidates))
+            rows = [[torch.dot(gradient[part], model[part]) for model in held] for part in self.layers]
+            slope = -torch.stack([torch.stack(row) for row in rows]).double()
+            if self.pull:
+                slope += self.pull * (c.clamp(min=1e-300).log() - p.clamp(min=1e-300).log() + 1) / len(self.layers)
+            if self.free:
+                slope = slope - slope.mean(1, keepdim=True)
+            if not self.free:
+                slope = c * (slope - (c * slope).sum(1, keepdim=True))
+            mean = 0.9 * mean + 0.1 * slope
+            square = 0.999 * square + 0.001 * slope**2
+            a = a - rate * mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+        return a - (a.sum(1, keepdim=True) - 1) / a.shape[1] if self.free else a.softmax(1)
+
+    def _mixture(self, held: Sequence[Tensor], weights: Tensor) -> Tensor:
+        total = torch.zeros_like(held[0])
+        for row, part in zip(weights.to(total.dtype), self.layers, strict=True):
+            for model, weight in zip(held, row, strict=True):
+                total[part].addcmul_(model[part], weight)
+        return total
+
+
+def _with_average(candidates: Candidates, model: Tensor) -> Candidates:
+    told = {name: getattr(candidates, name) for name in candidates.__dataclass_fields__}
+    return Candidates(**told | {"average": lambda kept: model})
+
+
+class FractionalUCB(UCBSampler):
+    """Rewards a client with its weight times the number of models, at most 1."""
+
+    def __init__(self, filter: Mixing) -> None:
+        super().__init__()
+        self.filter = filter
+
+    def observe(self, feedback: Feedback) -> None:
+        """As the base does, with other rewards."""
+        assert self.filter.learned is not None
+        answered = sorted(feedback.losses)
+        worth = dict(zip(answered, (self.filter.learned * len(answered)).clamp(0, 1).tolist(), strict=True))
+        base = self.reward
+
+        def reward(arms: Any, rewards: Any) -> None:
+            asked = np.unique(np.asarray(feedback.sampled, dtype=np.int64))
+            base(arms, np.array([worth.get(int(client), 0.0) for client in asked]))
+
+        self.reward = reward  # type: ignore[method-assign]
+        try:
+            super().observe(feedback)
+        finally:
+            del self.reward
+
+
+def stretches(model: str, dataset: str) -> list[slice]:
+    """Where each layer, weight and bias together, lies in the flat model."""
+    shape = {"fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}[dataset]
+    layout = Layout.of(models.build(model, shape, 10))
+    by_layer: dict[str, list[int]] = {}
+    for piece in layout.pieces:
+        by_layer.setdefault(piece.name.rpartition(".")[0], []).extend((piece.start, piece.stop))
+    return [slice(min(ends), max(ends)) for ends in by_layer.values()]
+
+
+Made = tuple[ModelFilter | None, Any]
+VARIANTS: dict[str, Callable[[list[slice]], Made]] = {
+    "learned": lambda layers: (Mixing(), None),
+    "from the best subset": lambda layers: (Mixing(start="subset"), None),
+    "pulled to p, 0.01": lambda layers: (Mixing(pull=0.01), None),
+    "pulled to p, 0.1": lambda layers: (Mixing(pull=0.1), None),
+    "a weight per layer": lambda layers: (Mixing(layers=layers), None),
+    "weights may be negative": lambda layers: (Mixing(free=True, drop=False), None),
+    "nobody is dropped": lambda layers: (Mixing(drop=False), None),
+    "20 steps": lambda layers: (Mixing(steps=20), None),
+    "10 steps": lambda layers: (Mixing(steps=10, rate=0.4), None),
+    "batch 512": lambda layers: (Mixing(batch=512), None),
+    "batch 128": lambda layers: (Mixing(batch=128), None),
+    "rate 0.1": lambda layers: (Mixing(rate=0.1), None),
+    "server momentum 0.5": lambda layers: (Mixing(momentum=0.5), None),
+    "then 20 steps of SGD": lambda layers: (Mixing(tune=20), None),
+    "UCB": lambda layers: (Mixing(), UCBSampler()),
+    "UCB, fractional reward": lambda layers: (lambda mixing: (mixing, FractionalUCB(mixing)))(Mixing()),
+    "UCB, discounted 0.9": lambda layers: (Mixing(), UCBSampler(memory=Memory(0.9))),
+    "Thompson": lambda layers: (Mixing(), ThompsonSampler()),
+    "Thompson, discounted 0.9": lambda layers: (Mixing(), ThompsonSampler(memory=Memory(0.9))),
+}
+BASELINES = ("fedpdp", "fedca", "fedcm-ucb", "fedcm-ts", "server-only", "fedpdp-finetune", "fedpdp-server-client")
+
+
+def play(name: str, dataset: str, where: str, seed: int, rounds: int | None) -> dict[str, Any]:
+    """One run: its last accuracies and what it took."""
+    settings = COMMON | SETTINGS[dataset] | {"dataset": dataset, "heterogeneity": where, "seed": seed}
+    settings |= {} if rounds is None else {"rounds": rounds}
+    filter, sampler = None, None
+    if name in VARIANTS:
+        filter, sampler = VARIANTS[name](stretches(settings["model"], dataset))
+    else:
+        settings["algorithm"] = name
+    began = time.perf_counter()
+    history = fs.run(fs.Config(**settings, workers=1), filter=filter, sampler=sampler)
+    search = [phases.get("search", 0.0) for phases in history.profile]
+    return {
+        "name": name,
+        "dataset": dataset,
+        "heterogeneity": where,
+        "seed": seed,
+        "rounds": len(history.rows),
+        "accuracy": [round(value, 5) for value in history.accuracy],
+        "seconds": round(time.perf_counter() - began, 1),
+        "search_seconds_per_round": round(float(np.median(search)), 4),
+    }
+
+
+def table(runs: Sequence[dict[str, Any]]) -> str:
+    """Mean ± spread of the last ten rounds, and the paired difference from `learned`."""
+    from scipy.stats import t
+
+    last = {
+        (run["name"], run["heterogeneity"], run["seed"]): 100 * float(np.mean(run["accuracy"][-10:])) for run in runs
+    }
+    lines = ["| | class | | client | |", "|---|---:|---:|---:|---:|"]
+    for name in dict.fromkeys(run["name"] for run in runs):
+        cells = []
+        for where in ("class", "client"):
+            seeds = [seed for (who, het, seed) in last if who == name and het == where]
+            values = np.array([last[name, where, seed] for seed in seeds])
+            cells.append(f"{values.mean():.1f} ± {values.std(ddof=1) if len(values) > 1 else 0:.1f}" if seeds else "–")
+            pairs = [
+                last[name, where, seed] - last["learned", where, seed]
+                for seed in seeds
+                if ("learned", where, seed) in last
+            ]
+            if name == "learned" or not pairs:
+                cells.append("")
+            else:
+                half = (
+                    t.ppf(0.975, len(pairs) - 1) * np.std(pairs, ddof=1) / len(pairs) ** 0.5
+                    if len(pairs) > 1
+                    else math.nan
+                )
+                cells.append(f"{np.mean(pairs):+.1f} ± {half:.1f}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", choices=sorted(SETTINGS), default="fashion-mnist")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--at-once", type=int, default=2, help="processes")
+    parser.add_argument("--only", nargs="+", choices=[*VARIANTS, *BASELINES])
+    parser.add_argument("--out", type=Path, default=Path("runs/mixing.json"))
+    given = parser.parse_args()
+    data.load(given.dataset)  # a missing data set says so at once
+    known = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
+    done = {(run["name"], run["dataset"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
+    names = given.only or [*VARIANTS, *BASELINES]
+    jobs = [
+        (name, given.dataset, where, seed)
+        for seed in range(given.seeds)
+        for where in ("class", "client")
+        for name in names
+        if (name, given.dataset, where, seed) not in done
+    ]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    known["environment"] = environment(device)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(given.at_once, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(play, *job, given.rounds) for job in jobs]
+        for number, future in enumerate(as_completed(waiting), start=1):
+            known["runs"].append(future.result())
+            given.out.write_text(json.dumps(known) + "\n")
+            run = known["runs"][-1]
+            what = f"{run['name']}, {run['heterogeneity']}, seed {run['seed']}"
+            print(f"{number}/{len(jobs)} {what}: {run['accuracy'][-1]:.3f}, {run['seconds']} s", flush=True)
+    print(table([run for run in known["runs"] if run["dataset"] == given.dataset]))
+
+
+if __name__ == "__main__":
+    main()
