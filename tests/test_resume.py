@@ -81,6 +81,15 @@ def checkpoints(folder: Path) -> list[int]:
     return sorted(int(file.stem[-6:]) for file in (folder / "checkpoints").glob("*.safetensors"))
 
 
+class StopsAfter(fs.Callback):
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        if row["round"] == self.round:
+            raise KeyboardInterrupt
+
+
 def test_a_run_killed_at_any_step_on_disk_and_resumed_equals_an_undisturbed_one(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +149,15 @@ def test_without_any_usable_checkpoint_the_run_starts_again(left: str, undisturb
     assert final_model(folder) == final_model(undisturbed)
 
 
+def test_damaged_checkpoints_do_not_take_the_place_of_those_that_follow(undisturbed: Path, tmp_path: Path) -> None:
+    folder = copy_as_unfinished(undisturbed, tmp_path)
+    for file in (folder / "checkpoints").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(CONFIG, out=folder, resume=True, callbacks=[StopsAfter(2)])
+    assert checkpoints(folder) == [1, 2]
+
+
 def test_a_half_written_row_is_written_again(undisturbed: Path, tmp_path: Path) -> None:
     folder = copy_as_unfinished(undisturbed, tmp_path)
     rows = (folder / "metrics.jsonl").read_text()
@@ -191,15 +209,6 @@ def test_a_round_that_fails_leaves_the_rounds_before_it_intact(tmp_path: Path) -
     checkpoint, rows = directory.latest()
     assert checkpoint is not None and checkpoint.round == 2 and len(rows) == 2
     assert not directory.finished
-
-
-class StopsAfter(fs.Callback):
-    def __init__(self, round: int) -> None:
-        self.round = round
-
-    def on_round(self, row: Mapping[str, Any]) -> None:
-        if row["round"] == self.round:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("saved", [[], [1]])

@@ -109,15 +109,17 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def save(self, round: int, model: Tensor, layout: Layout, sampler: Mapping[str, Any]) -> None:
-        """Write the state after a round, then drop all but the last two."""
+        """Write the state after a round, then drop all but the last two, and what is left of a later one."""
         header, values = _safetensors(model, layout)
         state = {"round": round, "sampler": sampler}
         write_whole(self._file(round, "safetensors"), header, values)
         digest = _digest(state, header, values)
         write_whole(self._file(round, "json"), json.dumps(state | {"sha256": digest}).encode())
-        for old in self._rounds()[:-CHECKPOINTS_KEPT]:
+        there = self._rounds()
+        kept = [known for known in there if known <= round][-CHECKPOINTS_KEPT:]
+        for other in set(there).difference(kept):
             for suffix in ("json", "safetensors"):
-                self._file(old, suffix).unlink(missing_ok=True)
+                self._file(other, suffix).unlink(missing_ok=True)
 
     def latest(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
         """The newest checkpoint that is whole, and the rows up to it; what came after is cut off."""
