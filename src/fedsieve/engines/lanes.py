@@ -96,7 +96,7 @@ class LanesEngine(SequentialEngine):
 
     def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Large batches through fused layers; the host waits for nothing."""
-        places = self.validation if examples is None else self.validation[examples.numpy()]
+        places = self.validation if examples is None else self.validation[examples.cpu().numpy()]
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         score, gradient = torch.zeros((), device=self.device), torch.zeros_like(model)
         views = self.layout.tensors(gradient)

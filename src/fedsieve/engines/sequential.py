@@ -119,7 +119,7 @@ class SequentialEngine(Engine):
     def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One backward pass, in batches."""
         places = self.validation if examples is None else self.validation[examples.cpu().numpy()]
-        point = model.clone().requires_grad_()
+        point = model.detach().requires_grad_()
         pieces = self.layout.tensors(point)
         for piece in self.layout.pieces:
             if piece.start >= self.layout.parameters:
