@@ -26,6 +26,7 @@ from torch import Tensor
 
 import fedsieve as fs
 from fedsieve import data, models
+from fedsieve.clients import crop_and_flip, draw_crops_and_flips
 from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
@@ -50,7 +51,8 @@ class Mixing(LearnedAveraging):
     `start`: "p" from the p_k, "subset" from the best subset's. `pull` adds λ KL(c, p) to the loss. `layers`: a weight
     for each of these stretches of the model. `free`: weights that sum to 1 but may be negative. `drop`: leave out who
     has less than half of an equal share. `momentum` of the server: each round's change is added to that of the rounds
-    before, which count β, β², ... `tune` steps of SGD on validation data at the end.
+    before, which count β, β², ... `tune` steps of SGD on validation data at the end. `augment`: crop and flip the
+    validation images, as clients do theirs.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class Mixing(LearnedAveraging):
         drop: bool = True,
         momentum: float = 0.0,
         tune: int = 0,
+        augment: bool = False,
     ) -> None:
         super().__init__(steps, batch, rate)
         self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
-        self.momentum, self.tune = momentum, FineTuning(tune) if tune else None
+        self.momentum, self.tune, self.augment = momentum, FineTuning(tune) if tune else None, augment
         self.needs_logits = start == "subset"  # type: ignore[misc] # of this one
         self.velocity: Tensor | None = None
         self.learned: Tensor | None = None
@@ -106,8 +109,7 @@ class Mixing(LearnedAveraging):
         rate = self.rate / 4 if self.free else self.rate
         for step in range(1, self.steps + 1):
             c = a - (a.sum(1, keepdim=True) - 1) / a.shape[1] if self.free else a.softmax(1)
-            assert candidates.score_and_gradient is not None
-            _, gradient = candidates.score_and_gradient(self._mixture(held, c), self.draw(candidates))
+            gradient = self._gradient(candidates, self._mixture(held, c))
             rows = [[torch.dot(gradient[part], model[part]) for model in held] for part in self.layers]
             slope = -torch.stack([torch.stack(row) for row in rows]).double()
             if self.pull:
@@ -120,6 +122,25 @@ class Mixing(LearnedAveraging):
             square = 0.999 * square + 0.001 * slope**2
             a = a - rate * mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
         return a - (a.sum(1, keepdim=True) - 1) / a.shape[1] if self.free else a.softmax(1)
+
+    def _gradient(self, candidates: Candidates, model: Tensor) -> Tensor:
+        at_model, random = candidates.score_and_gradient, candidates.random
+        assert at_model is not None and random is not None
+        if not self.augment:
+            return at_model(model, self.draw(candidates))[1]
+        engine = at_model.__self__  # type: ignore[attr-defined]
+        plain = engine._examples
+
+        def augmented(data: str, places: Any) -> tuple[Tensor, Tensor]:
+            inputs, labels = plain(data, places)
+            draws = torch.from_numpy(draw_crops_and_flips(random, len(inputs))).to(inputs.device)
+            return crop_and_flip(inputs, draws), labels
+
+        engine._examples = augmented
+        try:
+            return at_model(model, self.draw(candidates))[1]
+        finally:
+            del engine._examples
 
     def _mixture(self, held: Sequence[Tensor], weights: Tensor) -> Tensor:
         total = torch.zeros_like(held[0])
@@ -184,6 +205,7 @@ VARIANTS: dict[str, Callable[[list[slice]], Made]] = {
     "batch 128": lambda layers: (Mixing(batch=128), None),
     "rate 0.1": lambda layers: (Mixing(rate=0.1), None),
     "server momentum 0.5": lambda layers: (Mixing(momentum=0.5), None),
+    "augmented batches": lambda layers: (Mixing(augment=True), None),
     "then 20 steps of SGD": lambda layers: (Mixing(tune=20), None),
     "UCB": lambda layers: (Mixing(), UCBSampler()),
     "UCB, fractional reward": lambda layers: (lambda mixing: (mixing, FractionalUCB(mixing)))(Mixing()),

@@ -200,6 +200,24 @@ def test_lanes_agree_with_the_reference_on_the_cpu() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-4), ("bf16", 0.05)])
+@pytest.mark.parametrize("model", ["cnn", "vgg11", Normed, PartlyFrozen])
+def test_gradients_on_validation_data_are_those_of_the_reference(
+    model: str | type[nn.Module], precision: str, error: float
+) -> None:
+    name, part = (model, None) if isinstance(model, str) else ("cnn", model)
+    found = []
+    for kind, rounded in (("lanes", precision), ("sequential", "fp32")):
+        settings = config(engine=kind, device="cuda", precision=rounded, model=name)
+        _, engine = assemble(settings, dataset=images(), model=part)
+        start = engine.initial_model()
+        found.append([engine.score_and_gradient(start, examples) for examples in (None, torch.arange(0, 50, 3))])
+    for (score, gradient), (expected, slope) in zip(*found, strict=True):
+        assert float(score) == pytest.approx(float(expected), rel=error)
+        assert float((gradient - slope).norm() / slope.norm()) < error
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_the_same_run_twice_gives_the_same_numbers(precision: str) -> None:
     settings = config(model="vgg11", precision=precision, device="cuda", ratio=0.5)
