@@ -205,6 +205,12 @@ VARIANTS: dict[str, Callable[[list[slice]], Made]] = {
     "batch 128": lambda layers: (Mixing(batch=128), None),
     "rate 0.1": lambda layers: (Mixing(rate=0.1), None),
     "server momentum 0.5": lambda layers: (Mixing(momentum=0.5), None),
+    "server momentum 0.8": lambda layers: (Mixing(momentum=0.8), None),
+    "nothing learned, server momentum 0.5": lambda layers: (Mixing(steps=0, drop=False, momentum=0.5), None),
+    "nothing learned, server momentum 0.8": lambda layers: (Mixing(steps=0, drop=False, momentum=0.8), None),
+    "server momentum 0.5, then 20 steps of SGD": lambda layers: (Mixing(momentum=0.5, tune=20), None),
+    "UCB, server momentum 0.5": lambda layers: (Mixing(momentum=0.5), UCBSampler()),
+    "20 steps, batch 256": lambda layers: (Mixing(steps=20, batch=256), None),
     "augmented batches": lambda layers: (Mixing(augment=True), None),
     "then 20 steps of SGD": lambda layers: (Mixing(tune=20), None),
     "UCB": lambda layers: (Mixing(), UCBSampler()),
@@ -294,7 +300,8 @@ def main() -> None:
         if (name, given.dataset, where, seed) not in done
     ]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    known["environment"] = environment(device)
+    known |= {"command": f"python benchmarks/mixing.py --dataset {given.dataset}", "environment": environment(device)}
+    known["setting"] = COMMON | SETTINGS[given.dataset]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(given.at_once, mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(play, *job, given.rounds) for job in jobs]
@@ -304,6 +311,7 @@ def main() -> None:
             run = known["runs"][-1]
             what = f"{run['name']}, {run['heterogeneity']}, seed {run['seed']}"
             print(f"{number}/{len(jobs)} {what}: {run['accuracy'][-1]:.3f}, {run['seconds']} s", flush=True)
+    given.out.write_text(json.dumps(known) + "\n")
     print(table([run for run in known["runs"] if run["dataset"] == given.dataset]))
 
 

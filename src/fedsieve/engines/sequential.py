@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -117,26 +117,33 @@ class SequentialEngine(Engine):
         return torch.from_numpy(np.asarray(labels).astype(np.int64)).to(self.device)
 
     def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """One backward pass, in batches."""
+        """A backward pass for each batch, added up."""
         places = self.validation if examples is None else self.validation[examples.cpu().numpy()]
+        batches = [
+            places[start : start + self.evaluation_batch] for start in range(0, len(places), self.evaluation_batch)
+        ]
+        score, gradient = torch.zeros((), dtype=model.dtype, device=self.device), torch.zeros_like(model)
+        with single_thread(), self._arithmetic():
+            for part, slope in self._slopes(model, batches):
+                score += part / len(places)
+                gradient += slope / len(places)
+        return score, gradient
+
+    def _slopes(self, model: Tensor, batches: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches:
+            yield self._slope(self.module, model, batch)
+
+    def _slope(self, module: nn.Module, model: Tensor, batch: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """The log-likelihood [] of a batch of validation examples, summed, and its gradient [size]."""
         point = model.detach().requires_grad_()
         pieces = self.layout.tensors(point)
         for piece in self.layout.pieces:
             if piece.start >= self.layout.parameters:
                 pieces[piece.name] = pieces[piece.name].detach()
-        self.module.eval()
-        score = torch.zeros((), dtype=model.dtype, device=self.device)
-        with single_thread(), self._arithmetic():
-            for start in range(0, len(places), self.evaluation_batch):
-                inputs, labels = self._examples("validation", places[start : start + self.evaluation_batch])
-                logits = functional_call(self.module, pieces, (inputs,))
-                part = -cross_entropy(logits, labels, reduction="sum") / len(places)
-                part.backward()  # type: ignore[no-untyped-call]
-                score += part.detach()
-        gradient = point.grad
-        assert gradient is not None
-        gradient[self.layout.parameters :] = 0
-        return score, gradient
+        inputs, labels = self._examples("validation", batch)
+        likelihood = -cross_entropy(functional_call(module.eval(), pieces, (inputs,)), labels, reduction="sum")
+        (gradient,) = torch.autograd.grad(likelihood, point)
+        return likelihood.detach(), gradient
 
     def local_losses(
         self, model: Tensor, clients: Sequence[int], round: int, examples: int | None = None

@@ -10,7 +10,7 @@ import copy
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -95,6 +95,13 @@ class WorkersEngine(SequentialEngine):
                 for number, output in enumerate(next(done)):
                     outputs[first + number * self.workers].append(output)
         return torch.stack([torch.cat(parts) for parts in outputs])
+
+    def _slopes(self, model: Tensor, batches: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """As many batches at once as there are workers."""
+        for start in range(0, len(batches), self.workers):
+            yield from self._spread(
+                lambda trainer, batch: self._slope(trainer.module, model, batch), batches[start : start + self.workers]
+            )
 
     def close(self) -> None:
         """End the workers; a later call starts new ones."""

@@ -27,7 +27,7 @@ class LearnedAveraging(Stepping):
 
     formula = "Σ_{k∈S_opt} c_k w_k, c learned"
 
-    def __init__(self, steps: int = 40, batch: int = 1024, rate: float = 0.2) -> None:
+    def __init__(self, steps: int = 40, batch: int = 200, rate: float = 0.2) -> None:
         super().__init__(steps, batch, rate)
 
     def select(self, candidates: Candidates) -> Selection:
