@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,44 @@ def test_a_poisoned_model_gets_no_weight() -> None:
     poisoned = torch.cat([good, -3 * good[:1]])
     selection = LearnedAveraging().select(linear(poisoned))
     assert selection.kept == (0, 1, 2, 3) and selection.weights is not None and selection.weights[4] == 0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 9])
+def test_its_steps_are_those_of_pytorchs_adam_down_the_softmax(steps: int) -> None:
+    start = np.array([0.4, 0.3, 0.2, 0.1])
+    models = some_models(4)
+    candidates = linear(models, start.tolist())
+    a = torch.tensor(np.log(start), requires_grad=True)
+    adam = torch.optim.Adam([a], lr=0.2)
+    draws = torch.Generator().manual_seed(0)  # as in `linear`
+    inputs = torch.randn(EXAMPLES, FEATURES, generator=draws, dtype=torch.float64)
+    for _ in range(steps):
+        adam.zero_grad()
+        outputs = inputs @ (a.softmax(0) @ models).view(FEATURES, CLASSES)
+        cross_entropy(outputs, candidates.labels).backward()  # type: ignore[no-untyped-call]
+        adam.step()
+    expected = a.softmax(0).detach()
+    expected = torch.where(expected >= 1 / 8, expected, 0)
+    found = LearnedAveraging(steps, EXAMPLES, 0.2).select(candidates).weights
+    assert found is not None and found.tolist() == pytest.approx((expected / expected.sum()).tolist(), rel=1e-6)
+
+
+def test_each_step_looks_at_a_batch_of_its_own() -> None:
+    candidates = linear(some_models(3))
+    at_model, looked_at = candidates.score_and_gradient, []
+    assert at_model is not None
+
+    def noted(model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        looked_at.append(examples)
+        return at_model(model, examples)
+
+    for batch, size in ((10, 10), (EXAMPLES - 1, EXAMPLES - 1), (EXAMPLES, None), (EXAMPLES + 1, None)):
+        looked_at.clear()
+        LearnedAveraging(5, batch).select(replace(candidates, score_and_gradient=noted))
+        assert len(looked_at) == 5
+        seen = [None if examples is None else examples.tolist() for examples in looked_at]
+        assert all(examples is None if size is None else len(set(examples or ())) == size for examples in seen)
+        assert size is None or len({tuple(examples or ()) for examples in seen}) == 5
 
 
 def test_the_same_batches_for_the_same_round() -> None:

@@ -111,9 +111,11 @@ def test_the_same_bits_as_one_after_the_other(model: str, settings: LocalTrainin
                 outputs = several.logits(models[:count], data)
                 assert torch.equal(outputs, sequential.logits(models[:count], data))
                 assert outputs.shape == (count, 20 if data == "validation" else 130, CLASSES)
-        score, gradient = several.score_and_gradient(start)
-        expected_score, expected_gradient = sequential.score_and_gradient(start)
-        assert score == expected_score and torch.equal(gradient, expected_gradient)
+        for batch in (500, 3):  # all 20 at once, and in seven batches
+            several.evaluation_batch = sequential.evaluation_batch = batch
+            score, gradient = several.score_and_gradient(start)
+            expected_score, expected_gradient = sequential.score_and_gradient(start)
+            assert score == expected_score and torch.equal(gradient, expected_gradient)
         assert_same(several.train(start, clients, ROUND), expected)
     finally:
         several.close()
