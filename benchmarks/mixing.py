@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
 from fedsieve.filtering.geometric_median import shares_of
+from fedsieve.reproduction.claims import Interval
+from fedsieve.reproduction.tables import spread_of
 from fedsieve.runs.environment import environment
 from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler
 from fedsieve.sampling.memory import Memory
@@ -92,7 +95,7 @@ class Mixing(LearnedAveraging):
             self.velocity = change if self.velocity is None else self.momentum * self.velocity + change
             model = candidates.previous + self.velocity
         if self.tune is not None:
-            tuned = self.tune.select(_with_average(candidates, model)).model
+            tuned = self.tune.select(replace(candidates, average=lambda kept: model)).model
             assert tuned is not None
             model = tuned
         return Selection(tuple(kept.tolist()), model=model)
@@ -108,20 +111,23 @@ class Mixing(LearnedAveraging):
         mean, square = torch.zeros_like(a), torch.zeros_like(a)
         rate = self.rate / 4 if self.free else self.rate
         for step in range(1, self.steps + 1):
-            c = a - (a.sum(1, keepdim=True) - 1) / a.shape[1] if self.free else a.softmax(1)
+            c = self._weights(a)
             gradient = self._gradient(candidates, self._mixture(held, c))
             rows = [[torch.dot(gradient[part], model[part]) for model in held] for part in self.layers]
             slope = -torch.stack([torch.stack(row) for row in rows]).double()
             if self.pull:
                 slope += self.pull * (c.clamp(min=1e-300).log() - p.clamp(min=1e-300).log() + 1) / len(self.layers)
-            if self.free:
-                slope = slope - slope.mean(1, keepdim=True)
-            if not self.free:
-                slope = c * (slope - (c * slope).sum(1, keepdim=True))
+            slope = self._by_a(slope, c)
             mean = 0.9 * mean + 0.1 * slope
             square = 0.999 * square + 0.001 * slope**2
             a = a - rate * mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+        return self._weights(a)
+
+    def _weights(self, a: Tensor) -> Tensor:
         return a - (a.sum(1, keepdim=True) - 1) / a.shape[1] if self.free else a.softmax(1)
+
+    def _by_a(self, slope: Tensor, c: Tensor) -> Tensor:
+        return slope - slope.mean(1, keepdim=True) if self.free else c * (slope - (c * slope).sum(1, keepdim=True))
 
     def _gradient(self, candidates: Candidates, model: Tensor) -> Tensor:
         at_model, random = candidates.score_and_gradient, candidates.random
@@ -148,11 +154,6 @@ class Mixing(LearnedAveraging):
             for model, weight in zip(held, row, strict=True):
                 total[part].addcmul_(model[part], weight)
         return total
-
-
-def _with_average(candidates: Candidates, model: Tensor) -> Candidates:
-    told = {name: getattr(candidates, name) for name in candidates.__dataclass_fields__}
-    return Candidates(**told | {"average": lambda kept: model})
 
 
 class FractionalUCB(UCBSampler):
@@ -248,8 +249,6 @@ def play(name: str, dataset: str, where: str, seed: int, rounds: int | None) -> 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """Mean ± spread of the last ten rounds, and the paired difference from `learned`."""
-    from scipy.stats import t
-
     last = {
         (run["name"], run["heterogeneity"], run["seed"]): 100 * float(np.mean(run["accuracy"][-10:])) for run in runs
     }
@@ -258,22 +257,11 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         cells = []
         for where in ("class", "client"):
             seeds = [seed for (who, het, seed) in last if who == name and het == where]
-            values = np.array([last[name, where, seed] for seed in seeds])
-            cells.append(f"{values.mean():.1f} ± {values.std(ddof=1) if len(values) > 1 else 0:.1f}" if seeds else "–")
-            pairs = [
-                last[name, where, seed] - last["learned", where, seed]
-                for seed in seeds
-                if ("learned", where, seed) in last
-            ]
-            if name == "learned" or not pairs:
-                cells.append("")
-            else:
-                half = (
-                    t.ppf(0.975, len(pairs) - 1) * np.std(pairs, ddof=1) / len(pairs) ** 0.5
-                    if len(pairs) > 1
-                    else math.nan
-                )
-                cells.append(f"{np.mean(pairs):+.1f} ± {half:.1f}")
+            cells.append(spread_of([last[name, where, seed] for seed in seeds]))
+            known = [seed for seed in seeds if name != "learned" and ("learned", where, seed) in last]
+            differences = [last[name, where, seed] - last["learned", where, seed] for seed in known]
+            found = Interval.of(differences) if differences else None
+            cells.append("" if found is None else f"{found.mean:+.1f} ± {found.high - found.mean:.1f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -291,7 +279,8 @@ def main() -> None:
     data.load(given.dataset)  # a missing data set says so at once
     known = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
     done = {(run["name"], run["dataset"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
-    names = given.only or [*VARIANTS, *BASELINES]
+    fitting = [name for name in VARIANTS if name != "augmented batches" or given.dataset == "cifar10"]
+    names = given.only or [*fitting, *BASELINES]
     jobs = [
         (name, given.dataset, where, seed)
         for seed in range(given.seeds)

@@ -42,13 +42,14 @@ def assert_close(ours: Tensor, plain: Tensor) -> None:
     assert float((ours - plain).abs().max()) <= error * max(1.0, float(plain.abs().max()))
 
 
-def assert_same_layer(ours: Tensor, plain: Tensor, layer: nn.Conv2d) -> None:
+def assert_same_layer(ours: Tensor, plain: Tensor, layer: nn.Conv2d, *inputs: Tensor) -> None:
     assert_close(ours, plain)
     assert ours.is_contiguous(memory_format=torch.channels_last)
     slope = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1)).to(plain)
     assert layer.bias is not None
-    found = torch.autograd.grad(ours, [layer.weight, layer.bias], slope)
-    expected = torch.autograd.grad(plain, [layer.weight, layer.bias], slope)
+    wanted = [layer.weight, layer.bias, *inputs]
+    found = torch.autograd.grad(ours, wanted, slope)
+    expected = torch.autograd.grad(plain, wanted, slope)
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other)
     assert found[0].stride() == layer.weight.stride()
@@ -144,18 +145,7 @@ def test_a_later_layer_passes_gradients_to_its_inputs(pooled: bool) -> None:
     plain = relu(layer(inputs))
     plain = max_pool2d(plain, 2) if pooled else plain
     ours = ConvolutionReLU(layer, pooled)(inputs)
-    assert_same_layer_and_inputs(ours, plain, layer, inputs)
-
-
-def assert_same_layer_and_inputs(ours: Tensor, plain: Tensor, layer: nn.Conv2d, inputs: Tensor) -> None:
-    assert_close(ours, plain)
-    slope = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1)).to(plain)
-    assert layer.bias is not None
-    wanted = [layer.weight, layer.bias, inputs]
-    for one, other in zip(
-        torch.autograd.grad(ours, wanted, slope), torch.autograd.grad(plain, wanted, slope), strict=True
-    ):
-        assert_close(one, other)
+    assert_same_layer(ours, plain, layer, inputs)
 
 
 def test_a_fused_network_is_the_network_it_was() -> None:

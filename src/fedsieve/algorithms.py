@@ -53,6 +53,11 @@ class Algorithm:
     server_trains: bool = False
     """Whether the server's validation data is one more client, which takes part in every round."""
 
+    @property
+    def trains_on_validation(self) -> bool:
+        """Whether validation data is training data, alone or beside the clients'."""
+        return self.at_server or self.server_trains
+
     def row(self) -> dict[str, Any]:
         """This algorithm's row of Table 1, read off the parts themselves."""
         options = Options()

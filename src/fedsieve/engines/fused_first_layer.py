@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from fedsieve.engines.program_sums import PROGRAMS, add_up
+
 PATCHES = 2048  # numbers that a program looks at together: pooled pixels times taps, so that registers last
 MOST_TAPS, MOST_CHANNELS = 128, 128
-PROGRAMS = 128  # that share the pixels in the backward pass, each with its own sums
-SUMMED = 32  # of those sums that a program adds up
 
 
 def can_be_first(convolution: nn.Conv2d, inputs: Tensor) -> bool:
@@ -108,10 +108,7 @@ class _FirstLayer(torch.autograd.Function):
         programs = min(PROGRAMS, triton.cdiv(ctx.geometry[0], ctx.sizes["ROWS"]))
         sums = torch.empty(programs, weights + outer, dtype=torch.float32, device=slope.device)
         _backward[(programs,)](inputs, slope, chosen, sums, programs, *ctx.geometry, **ctx.sizes)
-        gradient = torch.empty(weights + outer, dtype=slope.dtype, device=slope.device)
-        _add_up[(triton.cdiv(weights + outer, SUMMED),)](
-            sums, gradient, programs, weights + outer, PROGRAMS=PROGRAMS, SUMMED=SUMMED
-        )
+        gradient = add_up(sums, slope.dtype)
         by_weight = gradient[:weights].view(outer, tall, wide, inner).permute(0, 3, 1, 2)
         return None, by_weight, gradient[weights:], None, None
 
@@ -218,14 +215,3 @@ def _backward(  # type: ignore[no-untyped-def]
     last = tall * wide * inner
     place = tl.where(tap < last, channel * last + tap, outer * last + channel)  # all weights, then all biases
     tl.store(sums_at + tl.program_id(0) * outer * (last + 1) + place, total, mask=(tap <= last) & (channel < outer))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_up(  # type: ignore[no-untyped-def]
-    sums_at, result_at, programs, size, PROGRAMS: tl.constexpr, SUMMED: tl.constexpr
-):
-    program = tl.arange(0, PROGRAMS)[:, None]
-    place = tl.program_id(0) * SUMMED + tl.arange(0, SUMMED)
-    there = (program < programs) & (place < size)[None, :]
-    sums = tl.load(sums_at + program * size + place[None, :], mask=there, other=0)
-    tl.store(result_at + place, tl.sum(sums, axis=0).to(result_at.dtype.element_ty), mask=place < size)

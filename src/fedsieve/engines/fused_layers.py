@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from fedsieve.engines.fused_first_layer import can_be_first, first_layer
+from fedsieve.engines.program_sums import PROGRAMS, add_up
 
 ROWS, CHANNELS = 32, 64  # of a tensor [pixels, channels] that a program works on at once
-PROGRAMS = 128  # that share the pixels in the backward pass, each with its own sum for the bias
-SUMMED = 32  # channels for which a program adds up those sums
 
 
 def fuse(module: nn.Module) -> None:
@@ -141,11 +140,7 @@ class _BiasReLU(torch.autograd.Function):
             ROWS=ROWS,
             CHANNELS=CHANNELS,
         )
-        gradient = torch.empty(channels, dtype=ctx.bias_type, device=slope.device)
-        _add_up[(triton.cdiv(channels, SUMMED),)](
-            sums, gradient, programs, channels, PROGRAMS=PROGRAMS, CHANNELS=SUMMED
-        )
-        return passed, gradient, None
+        return passed, add_up(sums, ctx.bias_type), None
 
 
 def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -231,14 +226,3 @@ def _backward(  # type: ignore[no-untyped-def]
             total += tl.sum(value, axis=0)
             tl.store(passed_at + here, value.to(passed_at.dtype.element_ty), mask=mask)
     tl.store(sums_at + tl.program_id(0) * channels + channel, total, mask=channel < channels)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _add_up(  # type: ignore[no-untyped-def]
-    sums_at, result_at, programs, channels, PROGRAMS: tl.constexpr, CHANNELS: tl.constexpr
-):
-    program = tl.arange(0, PROGRAMS)[:, None]
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    there = (program < programs) & (channel < channels)[None, :]
-    sums = tl.load(sums_at + program * channels + channel[None, :], mask=there, other=0)
-    tl.store(result_at + channel, tl.sum(sums, axis=0).to(result_at.dtype.element_ty), mask=channel < channels)

@@ -94,26 +94,20 @@ class LanesEngine(SequentialEngine):
         batches = [torch.stack(outputs[first : first + len(models)]) for first in range(0, len(outputs), len(models))]
         return torch.cat(batches, dim=1)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Large batches through fused layers; the host waits for nothing."""
-        places = self.validation if examples is None else self.validation[examples.cpu().numpy()]
+    def _slopes(self, model: Tensor, batches: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Through fused layers; the host waits for nothing."""
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        score, gradient = torch.zeros((), device=self.device), torch.zeros_like(model)
-        views = self.layout.tensors(gradient)
-        slopes_to = [views[piece.name] for piece in self.layout.pieces[: len(parameters)]]
-        with self._arithmetic():
-            self.layout.write(model, self.module)
-            for start in range(0, len(places), self.evaluation_batch):
-                some = places[start : start + self.evaluation_batch]
-                inputs, labels = self._examples("validation", some)
-                logits = self._evaluated(channels_last(inputs) if self._channels_last else inputs)
-                part = -cross_entropy(logits.to(model.dtype), labels, reduction="sum") / len(places)
-                slopes = torch.autograd.grad(part, parameters, allow_unused=True)
-                for view, slope in zip(slopes_to, slopes, strict=True):
-                    if slope is not None:
-                        view += slope
-                score += part.detach()
-        return score, gradient
+        self.layout.write(model, self.module)
+        for batch in batches:
+            inputs, labels = self._examples("validation", batch)
+            logits = self._evaluated(channels_last(inputs) if self._channels_last else inputs)
+            likelihood = -cross_entropy(logits.to(model.dtype), labels, reduction="sum")
+            gradient = torch.zeros_like(model)
+            views = self.layout.tensors(gradient).values()  # those of the parameters first
+            for view, slope in zip(views, torch.autograd.grad(likelihood, parameters, allow_unused=True), strict=False):
+                if slope is not None:
+                    view.copy_(slope)
+            yield likelihood.detach(), gradient
 
     def close(self) -> None:
         """Let go of the lanes."""

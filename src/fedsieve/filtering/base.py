@@ -79,6 +79,11 @@ class ModelFilter(ABC):
     needs_validation: ClassVar[bool] = False
     """Whether it looks at validation data in another way than through logits."""
 
+    @property
+    def looks_at_validation(self) -> bool:
+        """In whatever way."""
+        return self.needs_logits or self.needs_validation
+
     @abstractmethod
     def select(self, candidates: Candidates) -> Selection:
         """Choose among the candidates; at least one is kept, unless the new model is given.

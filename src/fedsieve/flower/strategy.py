@@ -90,7 +90,7 @@ class SieveStrategy(FedAvg):
             raise unknown_name("client_ids", client_ids, ("replies", "ask"))
         if (model is None) != (validation is None):
             raise InvalidSetting("validation", validation, "both a model and validation data, or neither")
-        if (filter.needs_logits or filter.needs_validation) and model is None:
+        if filter.looks_at_validation and model is None:
             raise InvalidSetting("validation", None, f"(x, y) and a model, which {type(filter).__name__} needs")
         if sampler.needs_models or sampler.needs_losses or sampler.needs_times:
             allowed = "one that goes by what earlier rounds showed: Flower's nodes are asked to train, and nothing else"

@@ -63,8 +63,8 @@ def assemble(
     for kind, name, part in _named_parts(config):
         check_needs(kind, name, part, options, config.system != "none", len(validation))
     readers = {
-        config.algorithm: algorithm.at_server or algorithm.server_trains,
-        type(filter).__name__: filter.needs_logits or filter.needs_validation,
+        config.algorithm: algorithm.trains_on_validation,
+        type(filter).__name__: filter.looks_at_validation,
         "watch_models": config.watch_models,
     }
     if any(readers.values()) and len(validation) == 0:

@@ -109,7 +109,8 @@ def run(
     if dataset is not None and dataset.name == config.dataset:  # it was only loaded elsewhere
         del own_parts["dataset"]
 
-    validated = _looks_at_validation(config, federation.sieve.filter)
+    trains = algorithms.find(config.algorithm).trains_on_validation
+    validated = trains or federation.sieve.filter.looks_at_validation
     rows: list[dict[str, Any]] = []
     if directory is not None:
         if directory.exists:
@@ -170,12 +171,6 @@ def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> Non
         raise InvalidSetting(
             name, getattr(config, name), f"{getattr(saved, name)!r}, as in the run in {directory.path}"
         )
-
-
-def _looks_at_validation(config: Config, filter: ModelFilter) -> bool:
-    """Whether the run's algorithm chooses or trains by validation data."""
-    algorithm = algorithms.find(config.algorithm)
-    return algorithm.at_server or algorithm.server_trains or filter.needs_logits or filter.needs_validation
 
 
 def _row(played: Round, engine: Engine, model: Tensor, validated: bool, began: float) -> dict[str, Any]:
