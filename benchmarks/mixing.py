@@ -276,7 +276,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[*VARIANTS, *BASELINES])
     parser.add_argument("--out", type=Path, default=Path("runs/mixing.json"))
     given = parser.parse_args()
-    data.load(given.dataset)  # a missing data set says so at once
+    try:
+        data.load(given.dataset)
+    except fs.FedSieveError as error:
+        parser.error(str(error))
     known = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
     done = {(run["name"], run["dataset"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
     fitting = [name for name in VARIANTS if name != "augmented batches" or given.dataset == "cifar10"]
