@@ -17,13 +17,13 @@ import fedsieve as fs
 from fedsieve.errors import InvalidSetting
 from fedsieve.reproduction import PAPER, Reproduction, Study, find_plan, paper, published, reproduce, tables, write_up
 from fedsieve.reproduction.claims import CLAIMS, Claim, Interval, judge
-from fedsieve.reproduction.paper import SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
+from fedsieve.reproduction.paper import READINGS, SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
 from fedsieve.reproduction.pictures import per_class
 from fedsieve.reproduction.results import Results
 from fedsieve.runs import History, write_record
 
 STUDY = PAPER.study(quick=True, rounds=4, dataset=None, device="cpu")
-CELLS = [*TABLE_4, SERVER_ONLY]
+CELLS = [*TABLE_4, SERVER_ONLY, *READINGS]
 
 
 def made_up(cell: Cell, seed: int, final: float, *before: float, study: Study = STUDY) -> History:
@@ -82,9 +82,10 @@ def test_tables_and_figures_share_their_runs() -> None:
     everything = PAPER.jobs(PAPER.find(["all"]), None)
     assert len(everything) == len(set(everything))
     once = {cell for cell, _ in everything}
-    # 22 of Table 4, 15 that Table 2 adds, the baseline, three that Figure 6 and four that Figure 5 add
-    assert len(once) == 22 + 15 + 1 + 3 + 4
-    assert len(everything) == 22 * 3 + 15 * 2 + 3 + 3 + 4
+    # 22 of Table 4, 15 that Table 2 adds, the baseline, three that Figure 6 and four that Figure 5 add,
+    # and six as printed
+    assert len(once) == 22 + 15 + 1 + 3 + 4 + 6
+    assert len(everything) == 22 * 3 + 15 * 2 + 3 + 3 + 4 + 6
     assert set(PAPER.jobs(["table3"], 2)) | set(PAPER.jobs(["table5"], 2)) == set(PAPER.jobs(["table4"], 2))
     seeds = [seed for _, seed in everything]
     assert seeds == sorted(seeds)  # a whole table with one seed before the next seed
@@ -194,6 +195,20 @@ def test_a_table_has_the_papers_number_beside_ours() -> None:
     assert text.count("\n|") == 24
 
 
+def test_what_is_printed_is_compared_with_our_reading_of_it_on_the_same_seeds() -> None:
+    printed = Cell("fedcm-ucb", "class", score="accuracy", refresh="stale")
+    assert printed.config(STUDY, 0).refresh == "stale" and READINGS[printed] in TABLE_4
+    found = results(
+        made_up(printed, 0, 60),
+        made_up(printed, 2, 90),
+        made_up(READINGS[printed], 0, 64),
+        made_up(READINGS[printed], 1, 10),
+    )
+    rows = {row[:3]: row[3:] for row in tables.readings(found).rows}
+    assert rows["class", "FedCM-UCB", "refresh: stale"] == ("60.0", "64.0", "-4.0")
+    assert rows["client", "FedPdp", "coefficients: literal"] == ("–", "–", "–")
+
+
 def test_runs_of_another_setting_are_never_put_together(caplog: pytest.LogCaptureFixture) -> None:
     cell = TABLE_4[0]
     longer = PAPER.study(quick=True, rounds=5, dataset=None, device="cpu")
@@ -270,11 +285,11 @@ def test_all_of_it_quickly(typed: Typed, tmp_path: Path) -> None:
         assert title in printed
     paper = tmp_path / "paper"
     records = {path.name: path.read_text() for path in (paper / "records").iterdir()}
-    assert len(records) == 45
+    assert len(records) == 51
     for number, ending in ((number, ending) for number in (1, 2, 3, 5, 6) for ending in ("png", "svg", "pdf")):
         assert (paper / "figures" / f"figure{number}.{ending}").stat().st_size > 5000
     summary = (paper / "results.md").read_text()
-    assert "45 runs on cpu" in summary and "![Figure 3" in summary and "| class | FedCM-TS |" in summary
+    assert "51 runs on cpu" in summary and "![Figure 3" in summary and "| class | FedCM-TS |" in summary
     assert "FedCM-UCB" in (paper / "report.html").read_text()
     status, again, _ = typed(*words)
     assert (status, again) == (0, printed)  # nothing was run: the records are the very same
@@ -309,6 +324,7 @@ def test_records_of_a_gpu_are_reported_on_any_machine(typed: Typed, tmp_path: Pa
 def test_there_is_a_target_for_each_table_and_figure_with_data() -> None:
     assert set(PAPER.targets) == {
         "claims",
+        "readings",
         *(f"table{n}" for n in (2, 3, 4, 5)),
         *(f"figure{n}" for n in (1, 2, 3, 5, 6)),
     }

@@ -254,7 +254,7 @@ def reproduce_command(
         list[str],
         typer.Argument(
             metavar="TARGET...",
-            help="table2 to table5, figure1, 2, 3, 5 or 6, claims, or all; or one of field, attacks, validation",
+            help="table2 to table5, figure1, 2, 3, 5, 6, claims, readings or all; or one of field, attacks, validation",
         ),
     ],
     quick: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsieve import algorithms
@@ -37,6 +37,8 @@ class Cell:
     ratio: float = 0.4
     score: str = ""
     local_epochs: int = 5
+    coefficients: str = "normalised"
+    refresh: str = "fresh"
 
     @property
     def title(self) -> str:
@@ -53,6 +55,8 @@ class Cell:
             ratio=self.ratio,
             score=self.score or "accuracy",
             local_epochs=self.local_epochs,
+            coefficients=self.coefficients,
+            refresh=self.refresh,
             seed=seed,
             watch_models=self.algorithm == "fedpdp",  # for Figure 5
         )
@@ -90,3 +94,14 @@ FIGURE_5 = [
     for epochs in (1, 5)
 ]
 FIGURE_6 = [Cell("fedpdp", heterogeneity, alpha) for heterogeneity in HETEROGENEITIES for alpha in (0.1, 1.0, 5.0)]
+AS_PRINTED = [  # where clients hold equally much (class heterogeneity), the printed coefficients are ours
+    Cell("fedpdp", "client", coefficients="literal"),
+    Cell("fedca", "client", score="accuracy", coefficients="literal"),
+    *(
+        Cell(name, heterogeneity, score="accuracy", refresh="stale")
+        for heterogeneity in HETEROGENEITIES
+        for name in ("fedcm-ucb", "fedcm-ts")
+    ),
+]
+READINGS = {printed: replace(printed, coefficients="normalised", refresh="fresh") for printed in AS_PRINTED}
+"""What the paper prints, and the cell of Table 4 that reads it as we do."""

@@ -27,6 +27,9 @@ PAPER = Plan(
         "table4": Target("Table 4: all algorithms", paper.TABLE_4, 3, [tables.table4]),
         "table5": Target("Table 5: rounds to FedAvg's final accuracy", paper.TABLE_4, 3, [tables.table5]),
         "claims": Target("The paper's claims", [*paper.TABLE_4, paper.SERVER_ONLY], 3, [tables.claims]),
+        "readings": Target(
+            "As printed, and as we read it", [*paper.READINGS, *paper.READINGS.values()], 1, [tables.readings]
+        ),
         "figure1": Target("Figure 1: data per client", [], 0, figure=pictures.figure1),
         "figure2": Target("Figure 2: combinatorial averaging", paper.TABLE_3, 3, figure=pictures.figure2),
         "figure3": Target("Figure 3: bandits", paper.FIGURE_3, 3, figure=pictures.figure3),
