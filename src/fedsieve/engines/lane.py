@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Callable, Sequence
 from weakref import finalize
 
 import numpy as np
@@ -17,6 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from fedsieve.clients import LocalTraining, Proximal
 from fedsieve.data import Dataset
+from fedsieve.engines.capture import CannotCapture, record
+from fedsieve.engines.fusing import fuse_where_possible
 from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.engines.sequential import one_line
 from fedsieve.engines.streams import borrow, give_back
@@ -25,13 +24,6 @@ from fedsieve.vector import Layout
 
 FEED_BYTES = 16 * 2**20  # of training inputs prepared ahead for each lane
 MOST_GRAPHS = 64  # of a lane: as many sizes of a client's last batch
-
-_counting = Lock()
-_captures = 0  # that go on now, in all threads
-
-
-class CannotCapture(Exception):
-    """Why a model's step can't be replayed."""
 
 
 class Common:
@@ -269,32 +261,7 @@ class Lane:
 
     def _record(self, size: int) -> torch.cuda.CUDAGraph:
         """The step on `size` examples, not made but written down; all of a lane's share the memory they work in."""
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        self.stream.synchronize()
-        with _no_garbage_collection():
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                self._step(size)
-            finally:
-                graph.capture_end()
-        return graph
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Inside, nothing is freed by chance: letting go of another run's graph or event would break a capture."""
-    global _captures
-    with _counting:
-        _captures += 1
-        gc.disable()
-    try:
-        yield
-    finally:
-        with _counting:
-            _captures -= 1
-            if not _captures:
-                gc.enable()
+        return record(lambda: self._step(size), next(iter(self._graphs.values()), None))[0]
 
 
 def _shaped(stretch: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
@@ -335,15 +302,6 @@ def _best_sgd() -> Callable[..., None]:
     except ImportError:  # no Triton here
         return _plain_sgd
     return fused_sgd
-
-
-def fuse_where_possible(module: nn.Module) -> None:
-    """Fewer passes over what convolutions put out, where Triton is there."""
-    try:
-        from fedsieve.engines.fused_layers import fuse
-    except ImportError:
-        return
-    fuse(module)
 
 
 def to_gpu(array: NDArray[np.int64], device: torch.device) -> Tensor:

@@ -7,7 +7,6 @@ has its own stream, weights, velocity and captured step, and takes one client af
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +18,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedsieve.clients import LocalTraining, channels_last, crop_and_flip, draw_crops_and_flips, takes_channels_last
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
-from fedsieve.engines.lane import CannotCapture, Common, Lane, fuse_where_possible, to_gpu
+from fedsieve.engines.capture import CannotCapture
+from fedsieve.engines.fusing import fused_twin
+from fedsieve.engines.lane import Common, Lane, to_gpu
 from fedsieve.engines.precision import Precision
 from fedsieve.engines.sequential import SequentialEngine, one_line
+from fedsieve.engines.slope import Slope
 from fedsieve.engines.streams import LANES
 from fedsieve.randomness import generator
 
@@ -60,10 +61,8 @@ class LanesEngine(SequentialEngine):
         super().__init__(build, dataset, partition, validation, settings, seed, device, precision)
         self._data = {split: resident(dataset, split, self.device) for split in ("train", "test")}
         self._channels_last = takes_channels_last(self.module, dataset.input_shape, self.device)
-        # The same parameters and buffers, with fewer passes over what lies between layers.
-        same = {id(tensor): tensor for tensor in (*self.module.parameters(), *self.module.buffers())}
-        self._evaluated = copy.deepcopy(self.module, same).eval()
-        fuse_where_possible(self._evaluated)
+        self._evaluated = fused_twin(self.module).eval()
+        self._validation_slope: Slope | None = None
         self._common: Common | None = None
         self._lanes: list[Lane] = []
         self._most_lanes = LANES
@@ -95,24 +94,17 @@ class LanesEngine(SequentialEngine):
         return torch.cat(batches, dim=1)
 
     def _slopes(self, model: Tensor, batches: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Through fused layers; the host waits for nothing."""
-        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        self.layout.write(model, self.module)
+        """Captured; the host waits for nothing."""
+        if self._validation_slope is None:
+            self._validation_slope = Slope(self.module, self.layout, self.device)
         for batch in batches:
             inputs, labels = self._examples("validation", batch)
-            logits = self._evaluated(channels_last(inputs) if self._channels_last else inputs)
-            likelihood = -cross_entropy(logits.to(model.dtype), labels, reduction="sum")
-            gradient = torch.zeros_like(model)
-            views = self.layout.tensors(gradient).values()  # those of the parameters first
-            for view, slope in zip(views, torch.autograd.grad(likelihood, parameters, allow_unused=True), strict=False):
-                if slope is not None:
-                    view.copy_(slope)
-            yield likelihood.detach(), gradient
+            yield self._validation_slope.at(model, channels_last(inputs) if self._channels_last else inputs, labels)
 
     def close(self) -> None:
         """Let go of the lanes."""
         self._lanes.clear()
-        self._common = None
+        self._common = self._validation_slope = None
 
     def _open_lanes(self, count: int) -> None:
         if self._given_up:

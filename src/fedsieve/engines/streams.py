@@ -11,7 +11,7 @@ from threading import RLock
 import torch
 
 LANES = 8  # measured on an H200: 4 to 8 lanes fill it, more bring nothing
-RUNS_AT_ONCE = 3  # each with its lanes and a stream of its own: 27 of PyTorch's 32
+RUNS_AT_ONCE = 3  # each with its lanes, a stream of its own and one for gradients: 30 of PyTorch's 32
 
 _lending = RLock()  # a lane may be let go of, and give back, while its thread borrows
 _free: dict[torch.device, list[torch.cuda.Stream]] = {}
@@ -21,7 +21,7 @@ def borrow(device: torch.device) -> torch.cuda.Stream | None:
     """A stream of one's own, until it is given back; None when all are lent."""
     with _lending:
         if device not in _free:
-            count = RUNS_AT_ONCE * (LANES + 1)
+            count = RUNS_AT_ONCE * (LANES + 2)
             _free[device] = [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
         return _free[device].pop() if _free[device] else None
 
