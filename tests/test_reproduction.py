@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,35 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest
     assert whole == broken and not list((tmp_path / "broken" / "runs").iterdir())
 
 
+class Helper(fs.Callback):
+    """Makes the missing runs too, from the first round of the first run on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.begun: list[tuple[str, str]] = []
+        self.helps = Reproduction(PAPER, STUDY, ["figure6"], 1, folder)
+
+    def on_start(self, config: fs.Config, done: int) -> None:
+        self.begun.append((config.heterogeneity, f"{config.alpha:g}"))
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        if len(self.begun) == 1:
+            self.helps.run([self])
+
+
+def test_several_processes_share_the_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = Reproduction(PAPER, STUDY, ["figure6"], 1, tmp_path)
+    damaged = [tmp_path / "records" / f"{folder.name}.json" for folder in first.missing()][3]
+    damaged.parent.mkdir()
+    damaged.write_text("{")
+    helper = Helper(tmp_path)
+    with caplog.at_level(logging.INFO, "fedsieve"):
+        first.run([helper])
+    assert len(set(helper.begun)) == len(helper.begun) == 6  # each once, five of them by the other
+    assert [message for message in caplog.messages if "another process is at it" in message]
+    assert len(first.results().all()) == 6 and not first.missing()
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_ctrl_c_is_answered_in_one_line(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     def press(*given: Any) -> None:
         raise KeyboardInterrupt
@@ -302,6 +332,9 @@ def test_a_report_of_nothing_says_so(typed: Typed, tmp_path: Path) -> None:
     assert not (tmp_path / "empty" / "report.html").exists()
     status, _, said = typed("reproduce", "table4", "--device", "gpu")
     assert status == 2 and said.startswith("error: device: 'gpu'") and said.count("\n") == 1
+    (tmp_path / "file").touch()
+    status, _, said = typed("reproduce", "figure5", "--quick", "--device", "cpu", "--out", "file")
+    assert status == 2 and said.startswith("error: out: 'file'") and said.count("\n") == 1
     status, _, said = typed("reproduce", "table9")
     assert status == 2 and said.startswith("error: target: 'table9'") and said.count("\n") == 1
 

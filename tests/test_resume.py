@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import fedsieve as fs
-from fedsieve.errors import InvalidSetting, TooFewUpdates
+from fedsieve.errors import InvalidSetting, MissingData, RunInUse, TooFewUpdates
 from fedsieve.runs import RunDirectory
 
 SETTINGS: dict[str, Any] = {
@@ -249,3 +249,31 @@ def copy_as_unfinished(source: Path, folder: Path) -> Path:
         if file.is_file() and file.name != "summary.json":
             (copy / file.relative_to(source)).write_bytes(file.read_bytes())
     return copy
+
+
+class Intruder(fs.Callback):
+    """Starts the same run in the same folder while it goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, ""
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        with pytest.raises(RunInUse) as refused:
+            fs.run(CONFIG, out=self.folder, resume=True)
+        self.said = str(refused.value)
+
+
+def test_two_never_write_to_one_folder(tmp_path: Path) -> None:
+    intruder = Intruder(tmp_path / "run")
+    disturbed = fs.run(CONFIG, out=tmp_path / "run", callbacks=[intruder])
+    assert intruder.said == f"out: '{tmp_path}/run' is not allowed; use a folder that no other run is writing to"
+    assert disturbed.accuracy == fs.run(CONFIG).accuracy
+    assert fs.run(CONFIG, out=tmp_path / "run", resume=True).accuracy == disturbed.accuracy
+
+
+def test_what_never_began_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("new", "there"):
+        with pytest.raises(MissingData):
+            fs.run(fs.Config(dataset="cifar10", data_dir=tmp_path / "nothing"), out=tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]

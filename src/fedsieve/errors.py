@@ -27,6 +27,10 @@ class InvalidSetting(FedSieveError, ValueError):
         return type(self), (self.field, self.value, self.allowed)
 
 
+class RunInUse(InvalidSetting):
+    """A run's folder that another process, or another run of this one, is writing to."""
+
+
 class MissingData(FedSieveError, FileNotFoundError):
     """A data set, run or file that was asked for is not there."""
 

@@ -298,7 +298,7 @@ def reproduce_command(
 
     Runs that tables share are made once; each finished run is one small JSON file in DIR/records. What is there is not
     run again, whoever made it: put records of other machines or seeds there and they count. Interrupted, the same
-    command goes on.
+    command goes on. Given twice with the same DIR, for two GPUs or to fill one, each takes runs the other is not at.
     """
     from fedsieve.reproduction import Reproduction, find_plan, write_up
 

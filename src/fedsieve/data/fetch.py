@@ -17,6 +17,7 @@ import numpy as np
 from fedsieve.data.catalogue import CatalogueEntry, data_folder, entry_of, stored_arrays
 from fedsieve.data.sources import SOURCES, Arrays, SourceFailed
 from fedsieve.errors import FetchFailed, InvalidSetting, MissingData
+from fedsieve.locking import locked
 
 _WORKSPACE: Final = ".fetching-"
 
@@ -155,41 +156,18 @@ def _workspace(root: Path, name: str) -> Iterator[Path]:
     with ExitStack() as until_done:
         try:
             root.mkdir(parents=True, exist_ok=True)
-            with _lock(root):
+            with locked(root):
                 for leftover in root.glob(f"{_WORKSPACE}*"):
-                    with _lock(leftover, wait=False) as is_ours:
+                    with locked(leftover, wait=False) as is_ours:
                         if is_ours:
                             shutil.rmtree(leftover)
                 if workspace.exists():
                     raise FetchFailed(f"dataset {name!r} is being fetched into {root} by another process")
                 workspace.mkdir()
-                until_done.enter_context(_lock(workspace))
+                until_done.enter_context(locked(workspace))
         except OSError as error:
             raise InvalidSetting("data_folder", str(root), "a folder that can be written to") from error
         try:
             yield workspace
         finally:
             shutil.rmtree(workspace, ignore_errors=True)
-
-
-@contextmanager
-def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
-    """Locks `folder` against other processes; without waiting, says whether that could be done."""
-    import fcntl
-
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_ours = True
-    except BlockingIOError:
-        is_ours = False
-    except OSError:  # a disk that knows no locks
-        is_ours = True
-    try:
-        yield is_ours
-    finally:
-        os.close(descriptor)

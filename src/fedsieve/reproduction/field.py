@@ -10,6 +10,7 @@ from typing import Any
 
 from fedsieve import algorithms
 from fedsieve.attacks import ATTACKS
+from fedsieve.locking import locked
 from fedsieve.parts import FILTERS, SAMPLERS
 from fedsieve.reproduction.paper import HETEROGENEITIES
 from fedsieve.reproduction.study import Study
@@ -61,20 +62,23 @@ class Choice:
             settings["deadline"] = study.settings["deadline"]
         settings |= {"algorithm": "fedpdp", "heterogeneity": self.heterogeneity, "seed": seed}
         if self.sampler == "favor":
-            settings["favor_agent"] = AGENTS / f"{record_name(Config(**settings))}.safetensors"
+            settings["favor_agent"] = AGENTS / record_name(Config(**settings)) / "agent.safetensors"
         return Config(**settings, sampler=self.sampler, filter=self.filter)
 
 
 def teach_favor(config: Config, study: Study) -> None:
     """Pre-train the agent of a run that needs one, unless it is there."""
-    if config.favor_agent is None or config.favor_agent.exists():
+    if config.favor_agent is None:
         return
-    log.info("seed %d, %s heterogeneity: pre-training FAVOR's agent", config.seed, config.heterogeneity)
-    settings = config.model_dump() | {"sampler": "own", "filter": "own", "favor_agent": None}
-    done = pretrain_favor(Config(**settings), EPISODES, study.settings["favor_target"])
-    log.info("%d trainings of a client, %.0f s", done.trainings, done.seconds)
     config.favor_agent.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(config.favor_agent, done.agent.to_bytes())
+    with locked(config.favor_agent.parent):
+        if config.favor_agent.exists():
+            return
+        log.info("seed %d, %s heterogeneity: pre-training FAVOR's agent", config.seed, config.heterogeneity)
+        settings = config.model_dump() | {"sampler": "own", "filter": "own", "favor_agent": None}
+        done = pretrain_favor(Config(**settings), EPISODES, study.settings["favor_target"])
+        log.info("%d trainings of a client, %.0f s", done.trainings, done.seconds)
+        write_whole(config.favor_agent, done.agent.to_bytes())
 
 
 CHOICES = [Choice(sampler, keep, where) for where in HETEROGENEITIES for sampler in SAMPLERS for keep in KEEPERS]

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsieve.errors import InvalidSetting
 from fedsieve.report import style
 from fedsieve.report.page import write_page
 from fedsieve.reproduction.results import Results
 from fedsieve.reproduction.study import Plan, Study
 from fedsieve.reproduction.tables import Table
-from fedsieve.runs import Callback, Config, History, find_runs, record_name, run_many, write_record
+from fedsieve.runs import Callback, Config, History, find_runs, read_record, record_name, run_many, write_record
 from fedsieve.runs.config import PLACE
 
 FORMATS = ("png", "svg", "pdf")
@@ -53,11 +54,21 @@ class Reproduction:
         at_once: int | None = None,
         watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
     ) -> None:
-        """Make the missing runs; each becomes a record as it ends."""
-        missing = self.missing()
-        for config in missing.values():
+        """Make the missing runs; each becomes a record as it ends. Several processes may do so at once."""
+        try:
+            (self.out / "runs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSetting("out", str(self.out), f"a folder that can be written to ({error.strerror})") from None
+        run_many(self.missing(), callbacks, at_once, self._keep, watch, SAVE_EVERY, self._begin)
+
+    def _begin(self, folder: Path, config: Config) -> bool:
+        """Make what the run needs, unless another process has made the run."""
+        try:
+            read_record(self.records / f"{record_name(config)}.json")
+        except InvalidSetting:  # not there, or damaged
             self.plan.prepare(config, self.study)
-        run_many(missing, callbacks, at_once, self._keep, watch, SAVE_EVERY)
+            return True
+        return False
 
     def _keep(self, folder: Path, history: History) -> None:
         write_record(history, self.records)

@@ -46,6 +46,7 @@ def run_on_cluster(
     when_done: Callable[[Path, History], None],
     watch: Watch,
     save_every: float,
+    begin: Callable[[Path, Config], bool],
 ) -> dict[Path, History]:
     """Every configuration in its folder, as `run_many` says; `watch` hears of every round, `callbacks` at a run's end.
 
@@ -69,6 +70,8 @@ def run_on_cluster(
                 histories[folder] = load(folder)
                 _tell(callbacks, histories[folder], done=len(histories[folder].rows))
                 when_done(folder, histories[folder])
+                continue
+            if not begin(folder, config):
                 continue
             what = config.dataset, config.data_dir
             if what not in stored:

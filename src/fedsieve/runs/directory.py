@@ -12,7 +12,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from fedsieve.errors import InvalidSetting, MissingData
+from fedsieve.errors import InvalidSetting, MissingData, RunInUse
+from fedsieve.locking import locked
 from fedsieve.runs.config import Config
 from fedsieve.vector import Layout
 
@@ -65,13 +67,31 @@ class RunDirectory:
         """Whether the run here came to its end."""
         return self.summary_file.exists()
 
+    @contextmanager
+    def sole_writer(self) -> Iterator[None]:
+        """Inside, nobody else writes here; raises if somebody does now. Folders made for nothing are removed again."""
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        with locked(self.path, wait=False) as is_ours:
+            if not is_ours:
+                raise RunInUse("out", str(self.path), "a folder that no other run is writing to")
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # one is not empty, as it should be
+                    for folder in made:
+                        folder.rmdir()
+
     def create(self, config: Config) -> None:
         """Begin a run: write its configuration."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             write_whole(self.config_file, config.to_yaml().encode())
         except OSError as error:
-            raise InvalidSetting("out", str(self.path), f"a folder that can be written to ({error.strerror})") from None
+            raise self._unwritable(error) from None
 
     def config(self) -> Config:
         """The configuration the run was begun with."""
@@ -144,6 +164,9 @@ class RunDirectory:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary: the run is done."""
         write_whole(self.summary_file, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def _unwritable(self, error: OSError) -> InvalidSetting:
+        return InvalidSetting("out", str(self.path), f"a folder that can be written to ({error.strerror})")
 
     def _read(self, round: int) -> Checkpoint:
         content = self._file(round, "safetensors").read_bytes()

@@ -94,7 +94,23 @@ def run(
     the last checkpoint are lost in a kill and played again on `resume`, with the same result.
     """
     config = config or Config()
-    directory = None if out is None else RunDirectory(out)
+    parts = {"sampler": sampler, "filter": filter, "averaging": averaging, "model": model, "dataset": dataset}
+    if out is None:
+        return run_in(None, config, parts, resume, callbacks, save_every)
+    directory = RunDirectory(out)
+    with directory.sole_writer():
+        return run_in(directory, config, parts, resume, callbacks, save_every)
+
+
+def run_in(
+    directory: RunDirectory | None,
+    config: Config,
+    parts: Mapping[str, Any],
+    resume: bool,
+    callbacks: Sequence[Callback],
+    save_every: float,
+) -> History:
+    """What `run` does, in a directory that nobody else writes to."""
     if directory is not None and directory.exists:
         check_same_run(directory, config, resume)
         if directory.finished:
@@ -103,9 +119,9 @@ def run(
                 callback.on_start(config, len(history.rows))
                 callback.on_end(history.summary)
             return history
-    federation, engine = assemble(config, sampler, filter, averaging, model, dataset)
-    given = {"sampler": sampler, "filter": filter, "averaging": averaging, "model": model, "dataset": dataset}
-    own_parts = {name: _name(part) for name, part in given.items() if part is not None}
+    federation, engine = assemble(config, **parts)
+    own_parts = {name: _name(part) for name, part in parts.items() if part is not None}
+    dataset = parts.get("dataset")
     if dataset is not None and dataset.name == config.dataset:  # it was only loaded elsewhere
         del own_parts["dataset"]
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from fedsieve.engines.streams import RUNS_AT_ONCE, borrow, give_back
-from fedsieve.errors import InvalidSetting, TooFewUpdates
+from fedsieve.errors import InvalidSetting, RunInUse, TooFewUpdates
 from fedsieve.runs.assembly import find_device, find_ray
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
-from fedsieve.runs.experiment import History, check_same_run, run
+from fedsieve.runs.experiment import History, check_same_run, run_in
 
 log = logging.getLogger("fedsieve")
 
@@ -30,13 +30,16 @@ def run_many(
     when_done: Callable[[Path, History], None] = lambda folder, history: None,
     watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
     save_every: float = 0.0,
+    begin: Callable[[Path, Config], bool] = lambda folder, config: True,
 ) -> dict[Path, History]:
     """Run every configuration in its folder; finished runs are read, unfinished ones go on.
 
     On a GPU, `at_once` runs (default: 2) share it and its copy of the data, so that it trains clients of one while
     another scores, searches and writes; on a CPU one run already keeps every core busy. A run that fails for too few
     usable models is left out with a warning, the others go on. All runs are on the device that the first one names.
-    `when_done` is called with each run as it ends, perhaps in a thread; `save_every` is as in `run`.
+    `begin` is called with each run before it begins, and may say that it is not wanted any more; `when_done` as it
+    ends. Both perhaps in a thread. `save_every` is as in `run`. A run that another process is at is left to it: several
+    that are given the same runs share them.
 
     With the engine `ray` the runs are spread over a cluster; on its GPUs, `at_once` share one. `watch` then hears of
     every round: an event has a `state` (running, done or failed), and of running ones `round`, `accuracy` and `node`.
@@ -50,7 +53,7 @@ def run_many(
         from fedsieve.runs.cluster import run_on_cluster
 
         _check_begun(runs)
-        return run_on_cluster(runs, callbacks, at_once, when_done, watch, save_every)
+        return run_on_cluster(runs, callbacks, at_once, when_done, watch, save_every, begin)
     device = find_device(next(iter(runs.values())).device)
     if at_once is None:
         at_once = 2 if device.type == "cuda" else 1
@@ -59,11 +62,16 @@ def run_many(
     shared = [stop, *(OneAtATime(callback) for callback in callbacks)]
 
     def job(folder: Path, config: Config) -> History | None:
+        directory = RunDirectory(folder)
         try:
-            with _own_stream(device):
-                history = run(config, out=folder, resume=True, callbacks=shared, save_every=save_every)
-            when_done(folder, history)
-            return history
+            with directory.sole_writer(), _own_stream(device):
+                if not begin(folder, config):
+                    return None
+                history = run_in(directory, config, {}, True, shared, save_every)
+                when_done(folder, history)
+                return history
+        except RunInUse:
+            log.info("%s: another process is at it", folder)
         except TooFewUpdates as error:
             log.warning("%s, seed %d: %s", config.algorithm, config.seed, error)
         except Stopped:
