@@ -29,7 +29,7 @@ SAMPLERS_QUICK: dict[str, Any] = {
     "favor_target": 0.9, "batch_size": 16, "lr": 0.05, "schedule": "cosine",
 }  # fmt: skip
 ATTACKS_FULL: dict[str, Any] = {
-    "dataset": "cifar10", "rounds": 40, "clients": 100, "ratio": 0.2, "heterogeneity": "class", "alpha": 1.0
+    "dataset": "cifar10", "rounds": 40, "clients": 100, "ratio": 0.15, "heterogeneity": "class", "alpha": 1.0
 }  # fmt: skip
 ATTACKS_QUICK: dict[str, Any] = {
     "dataset": "digits", "rounds": 10, "clients": 30, "ratio": 0.5, "heterogeneity": "class", "alpha": 1.0,
