@@ -1,6 +1,8 @@
 """Which way of learning mixing weights is best: `LearnedAveraging`, and changes of it one at a time.
 
-    python benchmarks/mixing.py [--dataset fashion-mnist] [--seeds 3] [--at-once 2] [--only NAME ...] [--out FILE]
+    python benchmarks/mixing.py [--model mlp] [--seeds 3] [--at-once 2] [--only NAME ...] [--out FILE]
+
+`mlp` learns Fashion-MNIST, on CPUs; `cnn` and `vgg11` learn CIFAR-10, on a GPU.
 
 Every variant is run with class and client heterogeneity (α = 0.1, 8 of 20 clients) and the same seeds, next to the
 baselines it has to beat. FILE (JSON) gets a line per run as it ends; what it has is not run again. At the end a table:
@@ -40,9 +42,15 @@ from fedsieve.sampling.memory import Memory
 from fedsieve.vector import Layout
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "fashion-mnist": {"model": "mlp", "rounds": 30, "local_epochs": 1, "lr": 0.05, "validation_per_class": 200},
-    "cifar10": {"model": "vgg11", "rounds": 60, "local_epochs": 5, "lr": 0.05, "precision": "bf16"},
-}
+    "mlp": {
+        "dataset": "fashion-mnist", "rounds": 30, "local_epochs": 1, "lr": 0.05, "validation_per_class": 200,
+    },
+    "cnn": {"dataset": "cifar10", "rounds": 60, "local_epochs": 2, "lr": 0.02, "precision": "bf16"},
+    "vgg11": {
+        "dataset": "cifar10", "rounds": 100, "local_epochs": 5, "lr": 0.05, "batch_size": 64, "weight_decay": 5e-4,
+        "precision": "bf16",
+    },
+}  # fmt: skip
 COMMON: dict[str, Any] = {
     "clients": 20, "ratio": 0.4, "alpha": 0.1, "schedule": "cosine", "score": "cross-entropy", "algorithm": "fedpdp",
 }  # fmt: skip
@@ -181,9 +189,9 @@ class FractionalUCB(UCBSampler):
             del self.reward
 
 
-def stretches(model: str, dataset: str) -> list[slice]:
+def stretches(model: str) -> list[slice]:
     """Where each layer, weight and bias together, lies in the flat model."""
-    shape = {"fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}[dataset]
+    shape = (1, 28, 28) if model == "mlp" else (3, 32, 32)
     layout = Layout.of(models.build(model, shape, 10))
     by_layer: dict[str, list[int]] = {}
     for piece in layout.pieces:
@@ -223,13 +231,13 @@ VARIANTS: dict[str, Callable[[list[slice]], Made]] = {
 BASELINES = ("fedpdp", "fedca", "fedcm-ucb", "fedcm-ts", "server-only", "fedpdp-finetune", "fedpdp-server-client")
 
 
-def play(name: str, dataset: str, where: str, seed: int, rounds: int | None) -> dict[str, Any]:
+def play(name: str, model: str, where: str, seed: int, rounds: int | None) -> dict[str, Any]:
     """One run: its last accuracies and what it took."""
-    settings = COMMON | SETTINGS[dataset] | {"dataset": dataset, "heterogeneity": where, "seed": seed}
+    settings = COMMON | SETTINGS[model] | {"model": model, "heterogeneity": where, "seed": seed}
     settings |= {} if rounds is None else {"rounds": rounds}
     filter, sampler = None, None
     if name in VARIANTS:
-        filter, sampler = VARIANTS[name](stretches(settings["model"], dataset))
+        filter, sampler = VARIANTS[name](stretches(model))
     else:
         settings["algorithm"] = name
     began = time.perf_counter()
@@ -237,7 +245,7 @@ def play(name: str, dataset: str, where: str, seed: int, rounds: int | None) -> 
     search = [phases.get("search", 0.0) for phases in history.profile]
     return {
         "name": name,
-        "dataset": dataset,
+        "model": model,
         "heterogeneity": where,
         "seed": seed,
         "rounds": len(history.rows),
@@ -269,7 +277,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Run what is missing, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", choices=sorted(SETTINGS), default="fashion-mnist")
+    parser.add_argument("--model", choices=list(SETTINGS), default="mlp")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--at-once", type=int, default=2, help="processes")
@@ -277,23 +285,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/mixing.json"))
     given = parser.parse_args()
     try:
-        data.load(given.dataset)
+        data.load(SETTINGS[given.model]["dataset"])
     except fs.FedSieveError as error:
         parser.error(str(error))
     known = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
-    done = {(run["name"], run["dataset"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
-    fitting = [name for name in VARIANTS if name != "augmented batches" or given.dataset == "cifar10"]
+    done = {(run["name"], run["model"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
+    fitting = [name for name in VARIANTS if name != "augmented batches" or given.model != "mlp"]
     names = given.only or [*fitting, *BASELINES]
     jobs = [
-        (name, given.dataset, where, seed)
+        (name, given.model, where, seed)
         for seed in range(given.seeds)
         for where in ("class", "client")
         for name in names
-        if (name, given.dataset, where, seed) not in done
+        if (name, given.model, where, seed) not in done
     ]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    known |= {"command": f"python benchmarks/mixing.py --dataset {given.dataset}", "environment": environment(device)}
-    known["setting"] = COMMON | SETTINGS[given.dataset]
+    known |= {"command": f"python benchmarks/mixing.py --model {given.model}", "environment": environment(device)}
+    known["setting"] = COMMON | SETTINGS[given.model]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(given.at_once, mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(play, *job, given.rounds) for job in jobs]
@@ -304,7 +312,7 @@ def main() -> None:
             what = f"{run['name']}, {run['heterogeneity']}, seed {run['seed']}"
             print(f"{number}/{len(jobs)} {what}: {run['accuracy'][-1]:.3f}, {run['seconds']} s", flush=True)
     given.out.write_text(json.dumps(known) + "\n")
-    print(table([run for run in known["runs"] if run["dataset"] == given.dataset]))
+    print(table([run for run in known["runs"] if run["model"] == given.model]))
 
 
 if __name__ == "__main__":
