@@ -1,4 +1,4 @@
-"""One strategy in Flower's simulation engine, as a program: `python flower_simulation.py WHAT RESULT`."""
+"""Strategies in Flower's simulation engine, one after the other: `python flower_simulation.py FOLDER-FOR-RESULTS`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fedsieve.runs import assemble
 from fedsieve.runs.assembly import split_data
 
 NODES = 12
+STRATEGIES = ("fedcm-ts", "fedcm-ucb", "fedpdp", "flower")
 
 
 def config(algorithm: str) -> fs.Config:
@@ -67,26 +68,27 @@ def make(what: str, engine: SequentialEngine) -> tuple[Strategy, int]:
 
 def main() -> None:
     """Simulate, and write what came of it."""
-    what, path = sys.argv[1], Path(sys.argv[2])
+    folder = Path(sys.argv[1])
     settings = config("fedca")
     _, engine = assemble(settings)
     assert isinstance(engine, SequentialEngine)
     engine.layout.write(engine.initial_model(), engine.module)
     arrays = ArrayRecord(engine.module.state_dict())
-    strategy, rounds = make(what, engine)
     app = ServerApp()
 
     @app.main()
     def serve(grid: Grid, context: Context) -> None:
-        result = strategy.start(grid, arrays, num_rounds=rounds)
-        model = torch.cat([torch.from_numpy(np.array(array.numpy())).reshape(-1) for array in result.arrays.values()])
-        found = {
-            "train": {number: dict(metrics) for number, metrics in result.train_metrics_clientapp.items()},
-            "evaluate": {number: dict(metrics) for number, metrics in result.evaluate_metrics_clientapp.items()},
-            "names": list(result.arrays),
-            "model": model.tolist(),
-        }
-        path.write_text(json.dumps(found))
+        for what in STRATEGIES:
+            strategy, rounds = make(what, engine)
+            result = strategy.start(grid, arrays, num_rounds=rounds)
+            model = [torch.from_numpy(np.array(array.numpy())).reshape(-1) for array in result.arrays.values()]
+            found = {
+                "train": {number: dict(metrics) for number, metrics in result.train_metrics_clientapp.items()},
+                "evaluate": {number: dict(metrics) for number, metrics in result.evaluate_metrics_clientapp.items()},
+                "names": list(result.arrays),
+                "model": torch.cat(model).tolist(),
+            }
+            (folder / what).write_text(json.dumps(found))
 
     own_ray: Any = {"init_args": {"address": "local"}}  # else it waits for a cluster that a killed Ray left a note of
     run_simulation(app, client_app(settings), num_supernodes=NODES, backend_config=own_ray)

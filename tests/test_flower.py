@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from flower_simulation import config
+from flower_simulation import STRATEGIES, config
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -500,19 +500,20 @@ def test_who_answers_with_its_node_configuration() -> None:
         assert claimed_id(app(message, context).content) == expected
 
 
-def simulated(what: str, folder: Path) -> Any:
-    """What a strategy comes to in Flower's own simulation engine, with real actors."""
-    script = Path(__file__).with_name("flower_simulation.py")
-    command = [sys.executable, str(script), what, str(folder / what)]
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each strategy comes to in Flower's own simulation engine, with real actors."""
+    folder = tmp_path_factory.mktemp("simulated")
+    command = [sys.executable, str(Path(__file__).with_name("flower_simulation.py")), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / what).read_text())
+    return {what: json.loads((folder / what).read_text()) for what in STRATEGIES}
 
 
 @pytest.mark.parametrize("algorithm", ["fedcm-ts", "fedcm-ucb"])
-def test_fedcm_on_flower_makes_the_choices_of_the_simulator(algorithm: str, tmp_path: Path) -> None:
+def test_fedcm_on_flower_makes_the_choices_of_the_simulator(algorithm: str, simulated: dict[str, Any]) -> None:
     expected = fs.run(config(algorithm))
-    found = simulated(algorithm, tmp_path)
+    found = simulated[algorithm]
     for row in expected.rows:
         metrics = found["train"][str(row["round"])]
         assert (metrics["sampled"], metrics["kept"]) == (row["sampled"], row["kept"])
@@ -521,8 +522,8 @@ def test_fedcm_on_flower_makes_the_choices_of_the_simulator(algorithm: str, tmp_
     assert torch.allclose(torch.tensor(found["model"]), expected.model, atol=1e-6)
 
 
-def test_fedavg_by_us_is_fedavg_by_flower(tmp_path: Path) -> None:
-    ours, theirs = (simulated(what, tmp_path) for what in ("fedpdp", "flower"))
+def test_fedavg_by_us_is_fedavg_by_flower(simulated: dict[str, Any]) -> None:
+    ours, theirs = (simulated[what] for what in ("fedpdp", "flower"))
     assert ours["names"] == theirs["names"]
     np.testing.assert_allclose(ours["model"], theirs["model"], atol=1e-6)
     for number in ("1", "2"):
