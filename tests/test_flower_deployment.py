@@ -144,6 +144,7 @@ class Simulated(deploy.Federation):  # type: ignore[name-defined, misc]
     """A SuperLink that simulates its nodes."""
 
     def start_superlink(self) -> None:
+        self.environment["RAY_ADDRESS"] = "local"  # else it would join a cluster of other tests
         place = ("--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(self.port))
         self._start("superlink", ["flower-superlink", *place, "--disable-runtime-dependency-installation"])
         deploy.wait_until(lambda: deploy.port_is_open(self.port), "the SuperLink to listen")
