@@ -108,8 +108,12 @@ class Federation:
 
     def wait_for_run(self, run: int) -> str:
         """Wait until a run has ended; how it ended."""
-        wait_until(lambda: self.status(run).startswith("finished"), f"run {run} to end", 3 * PATIENCE, every=3)
-        return self.status(run)
+
+        def ended() -> str:
+            status = self.status(run)
+            return status if status.startswith("finished") else ""
+
+        return str(wait_until(ended, f"run {run} to end", 3 * PATIENCE, every=1))
 
     def log(self, name: str) -> str:
         """What a process printed."""
@@ -222,13 +226,14 @@ def port_is_open(port: int) -> bool:
         return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_until(true: Any, what: str, patience: float = PATIENCE, every: float = 0.5) -> None:
-    """Look again and again, for as long as patience lasts."""
+def wait_until(true: Any, what: str, patience: float = PATIENCE, every: float = 0.5) -> Any:
+    """Look again and again, for as long as patience lasts; what was seen in the end."""
     end = time.monotonic() + patience
-    while not true():
+    while not (found := true()):
         if time.monotonic() > end:
             raise TimeoutError(f"waited {patience:.0f} s for {what}")
         time.sleep(every)
+    return found
 
 
 def main() -> None:
