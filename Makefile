@@ -18,7 +18,7 @@ types: .venv/installed-dev
 	.venv/bin/mypy
 
 tests: .venv/installed-dev
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "FedSieve needs Python 3.11 or newer")'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from fedsieve import cli
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in Python then
 
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - else workers of Ray wait for the other tests
+
 settings.register_profile(
     # Repeatable on a build machine.
     "fedsieve",
@@ -26,8 +27,12 @@ settings.register_profile(
 settings.load_profile("fedsieve")
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Report tests marked `cuda` as skipped where there is no GPU."""
+WAITING = ("test_flower_deployment.py", "test_ray.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with tests that mostly wait; report those marked `cuda` as skipped where there is no GPU."""
+    items.sort(key=lambda item: item.path.name not in WAITING)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):
