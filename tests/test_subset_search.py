@@ -667,6 +667,16 @@ def test_beam_search_of_a_handful_of_models_finds_the_best(case: Round, score: S
     assert beam_search.search(case.problem(score)).score == pytest.approx(highest, rel=1e-5, abs=1e-6)
 
 
+def test_beam_search_is_not_misled_by_ties_that_single_precision_breaks() -> None:
+    model = np.array([[110.0, 47.0, 12.0], [-33.0, -50.0, -123.0]]) * 1024  # a millionth is lost beside it
+    decent = np.array([[0.0, 1e6, -1e6], [3e6, 2e6, 0.0]])  # right about the first example
+    case = Round(np.stack([model, -model, decent]), np.array([1, 1]), np.ones(3, dtype=np.int64))
+    # The first two are wrong, and cancel out: the lowest class wins the tie, and is wrong too.
+    scores = brute_force(case, "accuracy")
+    assert scores[0, 1] == 0 and max(scores.values()) == 0.5
+    assert beam_search.search(case.problem("accuracy")).score == 0.5
+
+
 @both_scores
 def test_beam_search_of_more_models_than_its_beam_holds_finds_the_best_nearly_always(score: Score) -> None:
     gaps = []

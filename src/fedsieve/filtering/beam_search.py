@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsieve.filtering.exhaustive import count_passes
 from fedsieve.filtering.relaxation import Relaxation
-from fedsieve.filtering.subsets import TIE_WIDTH, Found, Problem
+from fedsieve.filtering.subsets import TIE_WIDTH, Found, Problem, label_wins
 from fedsieve.randomness import generator
 
 Members = NDArray[np.bool_]
@@ -35,6 +35,9 @@ SAMPLE = {"accuracy": 400, "cross-entropy": 500}
 FINALISTS = 100
 """Subsets from each beam that are scored on all examples."""
 
+NEARLY_EQUAL = 8
+"""Subsets, the best in single precision, that are scored in double precision: by accuracy, rounding may break ties."""
+
 LARGEST_EXPONENT = 40.0
 """Where mean margins are cut off in the ranking, so that a product of two exponentials fits single precision."""
 
@@ -42,8 +45,8 @@ LARGEST_EXPONENT = 40.0
 def search(problem: Problem, *, seconds: float | None = None) -> Found:
     """The best subset seen; for cross-entropy with a proven bound on how good any could be."""
     deadline = float("inf") if seconds is None else time.monotonic() + seconds
-    margins, wins_ties = problem.margins()
-    margins = margins.clamp(-1e30, 1e30).float()
+    exact, wins_ties = problem.margins()
+    margins = exact.clamp(-1e30, 1e30).float()
     if problem.score == "accuracy":  # sums of 0 are ties; a little more or less says who wins them
         margins += torch.where(wins_ties, 1e-6, -1e-6)
     scorer = _Scorer(margins, problem)
@@ -52,10 +55,18 @@ def search(problem: Problem, *, seconds: float | None = None) -> Found:
     beams = int(np.clip(256 // problem.models, 2, BEAMS[problem.score]))
     samples = [_Scorer(margins[:, turn * every // beams :: every], problem) for turn in range(beams)]
     ends = [_beam(sample, width, turn % 2 == 1, deadline) for turn, sample in enumerate(samples)]
-    finalists = np.unique(np.concatenate(ends), axis=0)
-    top, score = scorer.best_of(finalists)
+
+    def best_of(members: Members) -> tuple[Members, float]:
+        few, scores = scorer.best_of(members, NEARLY_EQUAL)
+        if problem.score == "accuracy":
+            sums = torch.tensordot(torch.from_numpy(few).to(exact), exact, 1)
+            scores = label_wins(sums, wins_ties).double().mean(1)
+        best = int(scores.argmax())
+        return few[best], float(scores[best])
+
+    top, score = best_of(np.unique(np.concatenate(ends), axis=0))
     walk = _walk(scorer, top, max(20, problem.models // 4), deadline)
-    top, score = max((top, score), scorer.best_of(walk), key=lambda found: found[1])
+    top, score = max((top, score), best_of(walk), key=lambda found: found[1])
     members = tuple(np.flatnonzero(top).tolist())
     score, looked_at = problem.score_of(members), scorer.looked_at + sum(sample.looked_at for sample in samples)
     if problem.score == "accuracy":
@@ -128,8 +139,8 @@ class _Scorer:
         self.by_accuracy = problem.score == "accuracy"
         self.looked_at = 0
 
-    def best_of(self, members: Members) -> tuple[Members, float]:
-        """The best of the subsets [k, models], and its score."""
+    def best_of(self, members: Members, few: int) -> tuple[Members, Tensor]:
+        """The best `few` of the subsets [k, models], best first, and their scores."""
         self.looked_at += len(members)
         scores = []
         for part in np.array_split(members, -(-len(members) // 64)):
@@ -142,9 +153,8 @@ class _Scorer:
                 highest = sums.amax(1).clamp(min=0)
                 total = (sums - highest.unsqueeze(1)).exp().sum(1) + (-highest).exp()
                 scores.append(-(highest + total.log()).mean(1))
-        all_scores = torch.cat(scores)
-        best = int(all_scores.argmax())
-        return members[best], float(all_scores[best])
+        best, places = torch.cat(scores).sort(descending=True, stable=True)
+        return members[places[:few].cpu().numpy()], best[:few]
 
     def after_change(self, sums: Tensor, signs: NDArray[np.float64], size: float) -> NDArray[np.float64]:
         """About the score of subsets with `sums` [classes - 1, k, examples] after each single change: [k, models].
