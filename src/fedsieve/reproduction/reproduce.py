@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.errors import InvalidSetting
+from fedsieve.locking import locked
 from fedsieve.report import style
 from fedsieve.report.page import write_page
 from fedsieve.reproduction.results import Results
@@ -84,7 +85,12 @@ class Outcome:
 
 
 def write_up(reproduction: Reproduction) -> Outcome:
-    """Tables as Markdown, figures as PNG, SVG and PDF, and the interactive page."""
+    """Tables as Markdown, figures as PNG, SVG and PDF, and the interactive page; one process at a time."""
+    with locked(reproduction.out):
+        return _write_up(reproduction)
+
+
+def _write_up(reproduction: Reproduction) -> Outcome:
     results, out, plan = reproduction.results(), reproduction.out, reproduction.plan
     tables = [make(results) for name in reproduction.targets for make in plan.targets[name].tables]
     files = []
