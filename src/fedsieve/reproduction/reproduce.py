@@ -61,6 +61,8 @@ class Reproduction:
         except OSError as error:
             raise InvalidSetting("out", str(self.out), f"a folder that can be written to ({error.strerror})") from None
         run_many(self.missing(), callbacks, at_once, self._keep, watch, SAVE_EVERY, self._begin)
+        if left := len(self.missing()):
+            log.warning("%d of %d runs are missing: they failed, or another process is at them", left, len(self.jobs))
 
     def _begin(self, folder: Path, config: Config) -> bool:
         """Make what the run needs, unless another process has made the run."""
