@@ -114,3 +114,12 @@ def test_every_known_algorithm_has_a_colour_of_its_own() -> None:
 def test_pictures_are_written_in_the_format_of_their_name(tmp_path: Path) -> None:
     figure = figures.data_per_client({"a": np.array([[1, 2]])})
     assert style.save(figure, tmp_path / "new" / "a.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_the_same_picture_is_the_same_file(ending: str, tmp_path: Path) -> None:
+    first, second = (
+        style.save(figures.data_per_client({"a": np.array([[1, 2]])}), tmp_path / f"{name}.{ending}").read_bytes()
+        for name in ("first", "second")
+    )
+    assert first == second

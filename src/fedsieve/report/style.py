@@ -60,7 +60,11 @@ def quiet(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the picture; the ending of the name is its format (png, svg, pdf)."""
+    """Write the picture; the ending of the name is its format (png, svg, pdf). The same picture is the same file."""
+    import matplotlib
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    with matplotlib.rc_context({"svg.hashsalt": "fedsieve"}):
+        figure.savefig(path, dpi=150, metadata=undated.get(path.suffix))
     return path
