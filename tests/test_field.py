@@ -70,7 +70,8 @@ def test_every_sampler_is_compared_with_and_without_the_filter() -> None:
 
 
 def test_every_defence_meets_every_attack_it_can_stand() -> None:
-    assert set(DEFENCES) == {"none", "fedca", "fedcm-ucb", "fedcm-ts"} | set(FILTERS) - {"all", "combinatorial"}
+    sieves = {"fedca", "fedca-accuracy", "fedcm-ucb", "fedcm-ts"}
+    assert set(DEFENCES) == {"none", *sieves} | set(FILTERS) - {"all", "combinatorial"}
     met = {(cell.defence, cell.attack, cell.hostile) for cell in BATTLES}
     assert len(met) == len(BATTLES)
     for share in SHARES:
@@ -92,6 +93,16 @@ def test_a_defence_assumes_liars_where_there_are_none() -> None:
     assert Battle("krum").config(full, 0).options().byzantine == 3
     assert Battle("krum", "noise", 0.4).config(full, 0).options().byzantine == 6
     assert Battle("fedcm-ts", "noise", 0.4).config(full, 0).algorithm == "fedcm-ts"
+
+
+def test_the_paper_s_filter_is_tried_with_both_scores() -> None:
+    full = ATTACKS.study(quick=False, rounds=None, dataset=None, device="cpu")
+    asked = {name: Battle(name).config(full, 0) for name in ("fedca", "fedca-accuracy")}
+    assert {name: (config.algorithm, config.score) for name, config in asked.items()} == {
+        "fedca": ("fedca", "cross-entropy"),
+        "fedca-accuracy": ("fedca", "accuracy"),
+    }
+    assert [Battle(name).title for name in asked] == ["FedCA", "FedCA, by accuracy"]
 
 
 def test_rounds_and_simulated_time_are_counted_to_what_uniform_sampling_reaches() -> None:

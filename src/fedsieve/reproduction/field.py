@@ -22,11 +22,11 @@ CNN: dict[str, Any] = {"model": "cnn", "lr": 0.02, "schedule": "cosine", "local_
 
 SAMPLERS_FULL: dict[str, Any] = {
     "dataset": "cifar10", "rounds": 100, "clients": 100, "ratio": 0.1, "alpha": 0.1, "system": "drawn",
-    "deadline": 120.0, "favor_target": 0.6,
+    "deadline": 120.0, "favor_target": 0.6, "score": "cross-entropy",
 }  # fmt: skip
 SAMPLERS_QUICK: dict[str, Any] = {
     "dataset": "digits", "rounds": 20, "clients": 30, "ratio": 0.2, "alpha": 0.1, "system": "drawn", "deadline": 5.0,
-    "favor_target": 0.9, "batch_size": 16, "lr": 0.05, "schedule": "cosine",
+    "favor_target": 0.9, "batch_size": 16, "lr": 0.05, "schedule": "cosine", "score": "cross-entropy",
 }  # fmt: skip
 ATTACKS_FULL: dict[str, Any] = {
     "dataset": "cifar10", "rounds": 40, "clients": 100, "ratio": 0.15, "heterogeneity": "class", "alpha": 1.0
@@ -83,7 +83,10 @@ def teach_favor(config: Config, study: Study) -> None:
 
 CHOICES = [Choice(sampler, keep, where) for where in HETEROGENEITIES for sampler in SAMPLERS for keep in KEEPERS]
 
-SIEVES = ("fedca", "fedcm-ucb", "fedcm-ts")
+BY_ACCURACY = "fedca-accuracy"
+"""FedCA with the other score, which tells liars less well."""
+
+SIEVES = ("fedca", BY_ACCURACY, "fedcm-ucb", "fedcm-ts")
 DEFENCES = ("none", *SIEVES, *(name for name in FILTERS if name not in KEEPERS))
 SHARES = (0.2, 0.4)
 ASSUMED = 0.2
@@ -101,14 +104,22 @@ class Battle:
     @property
     def title(self) -> str:
         """What people call the defence."""
-        return algorithms.find(self.defence).title if self.defence in SIEVES else self.defence
+        if self.defence not in SIEVES:
+            return self.defence
+        return algorithms.find(self.algorithm).title + (", by accuracy" if self.defence == BY_ACCURACY else "")
+
+    @property
+    def algorithm(self) -> str:
+        """That of which the defence is a part."""
+        return self.defence.removesuffix("-accuracy") if self.defence in SIEVES else "fedpdp"
 
     def config(self, study: Study, seed: int) -> Config:
         """Its run with a seed."""
         per_round = study.settings["ratio"] * study.settings["clients"]
         return Config(
             **study.settings,
-            algorithm=self.defence if self.defence in SIEVES else "fedpdp",
+            algorithm=self.algorithm,
+            score="accuracy" if self.defence == BY_ACCURACY else "cross-entropy",
             filter="all" if self.defence == "none" else "own" if self.defence in SIEVES else self.defence,
             attack=self.attack,
             hostile=self.hostile,
