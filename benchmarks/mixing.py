@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 import fedsieve as fs
@@ -34,10 +35,12 @@ from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
 from fedsieve.filtering.geometric_median import shares_of
+from fedsieve.randomness import generator
 from fedsieve.reproduction.claims import Interval
 from fedsieve.reproduction.tables import spread_of
 from fedsieve.runs.environment import environment
 from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler
+from fedsieve.sampling.base import Ids, sorted_ids
 from fedsieve.sampling.memory import Memory
 from fedsieve.vector import Layout
 
@@ -189,6 +192,22 @@ class FractionalUCB(UCBSampler):
             del self.reward
 
 
+class FadingUCB(UCBSampler):
+    """Asks those of highest index at first; from round to round more places go to clients drawn from all others."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self.rounds = rounds
+
+    def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
+        """The best, and others at random, sorted."""
+        ids = sorted_ids(clients, count)
+        drawn = math.floor(count * (round - 1) / max(1, self.rounds - 1) + 0.5)
+        best = super().sample(round, ids, count - drawn) if drawn < count else ids[:0]
+        others = np.setdiff1d(ids, best, assume_unique=True)
+        return np.sort(np.concatenate([best, generator(0, "fading", round).choice(others, drawn, replace=False)]))
+
+
 def stretches(model: str) -> list[slice]:
     """Where each layer, weight and bias together, lies in the flat model."""
     shape = (1, 28, 28) if model == "mlp" else (3, 32, 32)
@@ -200,33 +219,35 @@ def stretches(model: str) -> list[slice]:
 
 
 Made = tuple[ModelFilter | None, Any]
-VARIANTS: dict[str, Callable[[list[slice]], Made]] = {
-    "learned": lambda layers: (Mixing(), None),
-    "from the best subset": lambda layers: (Mixing(start="subset"), None),
-    "pulled to p, 0.01": lambda layers: (Mixing(pull=0.01), None),
-    "pulled to p, 0.1": lambda layers: (Mixing(pull=0.1), None),
-    "a weight per layer": lambda layers: (Mixing(layers=layers), None),
-    "weights may be negative": lambda layers: (Mixing(free=True, drop=False), None),
-    "nobody is dropped": lambda layers: (Mixing(drop=False), None),
-    "20 steps": lambda layers: (Mixing(steps=20), None),
-    "10 steps": lambda layers: (Mixing(steps=10, rate=0.4), None),
-    "batch 512": lambda layers: (Mixing(batch=512), None),
-    "batch 128": lambda layers: (Mixing(batch=128), None),
-    "rate 0.1": lambda layers: (Mixing(rate=0.1), None),
-    "server momentum 0.5": lambda layers: (Mixing(momentum=0.5), None),
-    "server momentum 0.8": lambda layers: (Mixing(momentum=0.8), None),
-    "nothing learned, server momentum 0.5": lambda layers: (Mixing(steps=0, drop=False, momentum=0.5), None),
-    "nothing learned, server momentum 0.8": lambda layers: (Mixing(steps=0, drop=False, momentum=0.8), None),
-    "server momentum 0.5, then 20 steps of SGD": lambda layers: (Mixing(momentum=0.5, tune=20), None),
-    "UCB, server momentum 0.5": lambda layers: (Mixing(momentum=0.5), UCBSampler()),
-    "20 steps, batch 256": lambda layers: (Mixing(steps=20, batch=256), None),
-    "augmented batches": lambda layers: (Mixing(augment=True), None),
-    "then 20 steps of SGD": lambda layers: (Mixing(tune=20), None),
-    "UCB": lambda layers: (Mixing(), UCBSampler()),
-    "UCB, fractional reward": lambda layers: (lambda mixing: (mixing, FractionalUCB(mixing)))(Mixing()),
-    "UCB, discounted 0.9": lambda layers: (Mixing(), UCBSampler(memory=Memory(0.9))),
-    "Thompson": lambda layers: (Mixing(), ThompsonSampler()),
-    "Thompson, discounted 0.9": lambda layers: (Mixing(), ThompsonSampler(memory=Memory(0.9))),
+VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
+    "learned": lambda layers, rounds: (Mixing(), None),
+    "from the best subset": lambda layers, rounds: (Mixing(start="subset"), None),
+    "pulled to p, 0.01": lambda layers, rounds: (Mixing(pull=0.01), None),
+    "pulled to p, 0.1": lambda layers, rounds: (Mixing(pull=0.1), None),
+    "a weight per layer": lambda layers, rounds: (Mixing(layers=layers), None),
+    "weights may be negative": lambda layers, rounds: (Mixing(free=True, drop=False), None),
+    "nobody is dropped": lambda layers, rounds: (Mixing(drop=False), None),
+    "20 steps": lambda layers, rounds: (Mixing(steps=20), None),
+    "10 steps": lambda layers, rounds: (Mixing(steps=10, rate=0.4), None),
+    "batch 512": lambda layers, rounds: (Mixing(batch=512), None),
+    "batch 128": lambda layers, rounds: (Mixing(batch=128), None),
+    "rate 0.1": lambda layers, rounds: (Mixing(rate=0.1), None),
+    "server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), None),
+    "server momentum 0.8": lambda layers, rounds: (Mixing(momentum=0.8), None),
+    "nothing learned, server momentum 0.5": lambda layers, rounds: (Mixing(steps=0, drop=False, momentum=0.5), None),
+    "nothing learned, server momentum 0.8": lambda layers, rounds: (Mixing(steps=0, drop=False, momentum=0.8), None),
+    "server momentum 0.5, then 20 steps of SGD": lambda layers, rounds: (Mixing(momentum=0.5, tune=20), None),
+    "UCB, server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), UCBSampler()),
+    "20 steps, batch 256": lambda layers, rounds: (Mixing(steps=20, batch=256), None),
+    "augmented batches": lambda layers, rounds: (Mixing(augment=True), None),
+    "then 20 steps of SGD": lambda layers, rounds: (Mixing(tune=20), None),
+    "UCB": lambda layers, rounds: (Mixing(), UCBSampler()),
+    "UCB that fades": lambda layers, rounds: (Mixing(), FadingUCB(rounds)),
+    "UCB that fades, server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), FadingUCB(rounds)),
+    "UCB, fractional reward": lambda layers, rounds: (lambda mixing: (mixing, FractionalUCB(mixing)))(Mixing()),
+    "UCB, discounted 0.9": lambda layers, rounds: (Mixing(), UCBSampler(memory=Memory(0.9))),
+    "Thompson": lambda layers, rounds: (Mixing(), ThompsonSampler()),
+    "Thompson, discounted 0.9": lambda layers, rounds: (Mixing(), ThompsonSampler(memory=Memory(0.9))),
 }
 BASELINES = ("fedpdp", "fedca", "fedcm-ucb", "fedcm-ts", "server-only", "fedpdp-finetune", "fedpdp-server-client")
 
@@ -237,7 +258,7 @@ def play(name: str, model: str, where: str, seed: int, rounds: int | None) -> di
     settings |= {} if rounds is None else {"rounds": rounds}
     filter, sampler = None, None
     if name in VARIANTS:
-        filter, sampler = VARIANTS[name](stretches(model))
+        filter, sampler = VARIANTS[name](stretches(model), settings["rounds"])
     else:
         settings["algorithm"] = name
     began = time.perf_counter()
