@@ -166,6 +166,31 @@ def test_a_comparison_runs_the_grid_and_skips_what_is_finished(tmp_path: Path) -
     assert summarise(again) == summarise(histories)
 
 
+class Helper(fs.Callback):
+    """Makes the same comparison, from the first round of the first run on."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.begun, self.found = out, 0, 0
+
+    def on_start(self, config: fs.Config, done: int) -> None:
+        self.begun += not done
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        if self.begun == 1:
+            made = compare(fs.Config(**QUICK), ["fedavg", "fedca"], 2, self.out, [self])
+            self.found = sum(len(runs) for runs in made.values())
+
+
+def test_processes_that_make_the_same_comparison_share_its_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    helper = Helper(tmp_path)
+    histories = compare(fs.Config(**QUICK), ["fedavg", "fedca"], 2, tmp_path, [helper])
+    assert helper.begun == 4 and helper.found == 3  # the first run was not its own
+    assert [message for message in caplog.messages if message.startswith("1 of 4 runs are missing: ")]
+    assert [[history.config.seed for history in runs] for runs in histories.values()] == [[0, 1], [0, 1]]
+
+
 def test_a_summary_is_mean_and_sample_deviation_over_seeds(tmp_path: Path) -> None:
     histories = compare(fs.Config(**QUICK), ["fedavg", "fedcm-ts"], 3, tmp_path)
     first, second = summarise(histories)

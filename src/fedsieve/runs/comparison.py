@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from fedsieve.runs.config import Config
 from fedsieve.runs.experiment import History, Simulated
 from fedsieve.runs.many import run_many
 from fedsieve.runs.participation import share_of
+
+log = logging.getLogger("fedsieve")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def compare(
     """Run every algorithm with every seed under `out`, as `run_many` does."""
     runs = {Path(out) / one.algorithm / f"seed-{one.seed}": one for one in grid(config, algorithms, seeds)}
     done = run_many(runs, callbacks, at_once, watch=watch)
+    if left := len(runs) - len(done):
+        log.warning("%d of %d runs are missing: they failed, or another process is at them", left, len(runs))
     histories: dict[str, list[History]] = {name: [] for name in algorithms}
     for history in done.values():
         histories[history.config.algorithm].append(history)

@@ -18,7 +18,7 @@ from fedsieve.runs.assembly import find_device, find_ray
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
 from fedsieve.runs.directory import RunDirectory
-from fedsieve.runs.experiment import History, check_same_run, run_in
+from fedsieve.runs.experiment import History, check_same_run, load, run_in
 
 log = logging.getLogger("fedsieve")
 
@@ -90,7 +90,11 @@ def run_many(
                 stop.asked = True
                 threads.shutdown(cancel_futures=True)
                 raise
-    return {folder: history for folder, history in zip(runs, done, strict=True) if history is not None}
+    found = dict(zip(runs, done, strict=True))
+    for folder in (folder for folder, history in found.items() if history is None):
+        if RunDirectory(folder).finished:  # by another process, meanwhile
+            found[folder] = load(folder)
+    return {folder: history for folder, history in found.items() if history is not None}
 
 
 def _check_begun(runs: Mapping[Path, Config]) -> None:
