@@ -296,7 +296,7 @@ def test_several_processes_share_the_runs(tmp_path: Path, caplog: pytest.LogCapt
     assert [message for message in caplog.messages if message.endswith("another process is at it")]
     assert "1 of 6 runs are missing: they failed, or another process is at them" in caplog.messages
     assert len(first.results().all()) == 6 and not first.missing()
-    assert not list((tmp_path / "runs").iterdir())
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ctrl_c_is_answered_in_one_line(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,6 +336,8 @@ def test_a_report_of_nothing_says_so(typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     status, _, said = typed("reproduce", "figure5", "--quick", "--device", "cpu", "--out", "file")
     assert status == 2 and said.startswith("error: out: 'file'") and said.count("\n") == 1
+    status, _, said = typed("reproduce", "figure5", "--quick", "--device", "cpu", "--at-once", "9", "--out", "none")
+    assert status == 2 and said.startswith("error: at_once: 9") and not (tmp_path / "none").exists()
     status, _, said = typed("reproduce", "table9")
     assert status == 2 and said.startswith("error: target: 'table9'") and said.count("\n") == 1
 

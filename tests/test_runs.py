@@ -14,6 +14,7 @@ import torch
 
 import fedsieve as fs
 from fedsieve import data
+from fedsieve.locking import locked
 from fedsieve.runs import RunDirectory, Spread, assemble, compare, rounds_to, summarise
 from fedsieve.stopwatch import PHASES
 from fedsieve.vector import Layout
@@ -189,6 +190,15 @@ def test_processes_that_make_the_same_comparison_share_its_runs(
     assert helper.begun == 4 and helper.found == 3  # the first run was not its own
     assert [message for message in caplog.messages if message.startswith("1 of 4 runs are missing: ")]
     assert [[history.config.seed for history in runs] for runs in histories.values()] == [[0, 1], [0, 1]]
+
+
+def test_what_another_process_has_finished_in_the_end_is_part_of_a_comparison(tmp_path: Path) -> None:
+    whole = compare(fs.Config(**QUICK), ["fedavg", "fedca"], 1, tmp_path)
+    with locked(tmp_path / "fedavg" / "seed-0"):  # it still has its folder
+        again = compare(fs.Config(**QUICK), ["fedavg", "fedca"], 1, tmp_path)
+    assert {name: [run.accuracy for run in runs] for name, runs in again.items()} == {
+        name: [run.accuracy for run in runs] for name, runs in whole.items()
+    }
 
 
 def test_a_summary_is_mean_and_sample_deviation_over_seeds(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.errors import InvalidSetting
-from fedsieve.locking import locked
+from fedsieve.locking import locked, made
 from fedsieve.report import style
 from fedsieve.report.page import write_page
 from fedsieve.reproduction.results import Results
@@ -56,11 +56,8 @@ class Reproduction:
         watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
     ) -> None:
         """Make the missing runs; each becomes a record as it ends. Several processes may do so at once."""
-        try:
-            (self.out / "runs").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidSetting("out", str(self.out), f"a folder that can be written to ({error.strerror})") from None
-        run_many(self.missing(), callbacks, at_once, self._keep, watch, SAVE_EVERY, self._begin)
+        with made(self.out):
+            run_many(self.missing(), callbacks, at_once, self._keep, watch, SAVE_EVERY, self._begin)
         if left := len(self.missing()):
             log.warning("%d of %d runs are missing: they failed, or another process is at them", left, len(self.jobs))
 

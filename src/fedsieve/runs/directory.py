@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedsieve.errors import InvalidSetting, MissingData, RunInUse
-from fedsieve.locking import locked
+from fedsieve.locking import locked, made
 from fedsieve.runs.config import Config
 from fedsieve.vector import Layout
 
@@ -70,20 +70,10 @@ class RunDirectory:
     @contextmanager
     def sole_writer(self) -> Iterator[None]:
         """Inside, nobody else writes here; raises if somebody does now. Folders made for nothing are removed again."""
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._unwritable(error) from None
-        with locked(self.path, wait=False) as is_ours:
+        with made(self.path), locked(self.path, wait=False) as is_ours:
             if not is_ours:
                 raise RunInUse("out", str(self.path), "a folder that no other run is writing to")
-            try:
-                yield
-            finally:
-                with suppress(OSError):  # one is not empty, as it should be
-                    for folder in made:
-                        folder.rmdir()
+            yield
 
     def create(self, config: Config) -> None:
         """Begin a run: write its configuration."""
@@ -91,7 +81,7 @@ class RunDirectory:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             write_whole(self.config_file, config.to_yaml().encode())
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise InvalidSetting("out", str(self.path), f"a folder that can be written to ({error.strerror})") from None
 
     def config(self) -> Config:
         """The configuration the run was begun with."""
@@ -164,9 +154,6 @@ class RunDirectory:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary: the run is done."""
         write_whole(self.summary_file, (json.dumps(summary, indent=2, ensure_ascii=False) + "\n").encode())
-
-    def _unwritable(self, error: OSError) -> InvalidSetting:
-        return InvalidSetting("out", str(self.path), f"a folder that can be written to ({error.strerror})")
 
     def _read(self, round: int) -> Checkpoint:
         content = self._file(round, "safetensors").read_bytes()

@@ -90,11 +90,13 @@ def run_many(
                 stop.asked = True
                 threads.shutdown(cancel_futures=True)
                 raise
-    found = dict(zip(runs, done, strict=True))
-    for folder in (folder for folder, history in found.items() if history is None):
-        if RunDirectory(folder).finished:  # by another process, meanwhile
-            found[folder] = load(folder)
-    return {folder: history for folder, history in found.items() if history is not None}
+    found = {}
+    for folder, history in zip(runs, done, strict=True):
+        if history is None and RunDirectory(folder).finished:  # by another process, meanwhile
+            history = load(folder)
+        if history is not None:
+            found[folder] = history
+    return found
 
 
 def _check_begun(runs: Mapping[Path, Config]) -> None:
