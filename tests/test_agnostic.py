@@ -20,7 +20,9 @@ from fedsieve.sampling.agnostic import onto_simplex
 CLIENTS = [-3, 0, 1, 4, 7, 20, 21, 22, 300, 2**50]
 
 
-def begun(weights: dict[int, float], step: float = 0.1, exploration: float = 0.1, seed: int = 3) -> AgnosticSampler:
+def begun(
+    weights: dict[int, float], step: float | None = 0.1, exploration: float = 0.1, seed: int = 3
+) -> AgnosticSampler:
     sampler = AgnosticSampler(step, exploration)
     sampler.begin(seed, np.array(list(weights), dtype=np.int64), np.array(list(weights.values()), dtype=np.float64))
     return sampler
@@ -172,6 +174,22 @@ def test_a_round_without_losses_teaches_nothing() -> None:
     before = sampler.state_dict()
     sampler.observe(Feedback(1, [1, 2], [], {1: float("nan"), 9: 3.0}))
     assert sampler.state_dict() == before
+
+
+def test_new_weights_leave_the_mixture_as_it_is() -> None:
+    sampler = begun({1: 0.25, 2: 0.75})
+    sampler.weigh(np.array([1, 2, 3]), np.array([0.8, 0.1, 0.1]))
+    assert mixture(sampler) == {1: 0.25, 2: 0.75}
+
+
+def test_unless_told_otherwise_a_step_is_small_beside_an_equal_share_however_many_clients_there_are() -> None:
+    for clients in (10, 1000):
+        stated, by_itself = (begun(dict.fromkeys(range(clients), 1.0), step) for step in (0.01 / clients, None))
+        for sampler in (stated, by_itself):
+            asked = sampled(sampler, 1, list(range(clients)), clients // 10)
+            sampler.observe(Feedback(1, asked, [], dict.fromkeys(asked, 2.3)))
+        assert mixture(by_itself) == mixture(stated)
+        assert 1.1 / clients < max(mixture(by_itself).values()) < 2 / clients
 
 
 @given(seed=st.integers(0, 2**32), stop=st.integers(1, 15), step=st.floats(1e-3, 10))

@@ -95,6 +95,29 @@ def test_the_longest_time_seen_is_the_measure_where_none_is_given() -> None:
     assert sampler.mean_rewards(np.array([1, 2, 3, 4])).tolist() == [0.75, 0.5, 0, 0]
 
 
+@both
+def test_no_answer_is_worth_nothing_however_long_others_take_later(make: Callable[[], CSUCBSampler]) -> None:
+    sampler = make()
+    sampler.observe(Feedback(1, [1], [], {}, {}))
+    assert sampler.mean_rewards(np.array([1, 2])).tolist() == [0, 1]  # 2 was never asked
+    sampler.observe(Feedback(2, [1, 2], [], {}, {2: 1.0}))
+    sampler.observe(Feedback(3, [2, 3], [], {}, {3: 100.0}))
+    # 2 answered once of twice, in a hundredth of the longest time
+    assert sampler.mean_rewards(np.array([1, 2, 3])).tolist() == pytest.approx([0, 1 - (0.01 + 1) / 2, 0])
+
+
+def test_beliefs_show_what_the_index_adds() -> None:
+    plain, fair = CSUCBSampler(longest=10), CSUCBQSampler(0.5, longest=10)
+    for sampler in (plain, fair):
+        sampler.observe(Feedback(1, [5, 9, 11], [], {}, {5: 2.0, 9: 8.0}))
+        sampler.observe(Feedback(2, [5, 9], [], {}, {5: 4.0, 9: 8.0}))
+    shown = plain.beliefs(3)
+    assert shown.clients.tolist() == [5, 9, 11] and shown.mean.tolist() == pytest.approx([0.7, 0.2, 0])
+    assert shown.width == pytest.approx(np.sqrt(3 * math.log(3) / np.array([2, 2, 1])))
+    assert shown.mean + shown.width == pytest.approx(plain.index(3, shown.clients, 2))
+    assert fair.beliefs(3).width == pytest.approx(np.sqrt(2 * math.log(3) / np.array([2, 2, 1])))
+
+
 def test_fast_clients_are_asked_more() -> None:
     sampler = CSUCBSampler(longest=1)
     asked: Counter[int] = Counter()

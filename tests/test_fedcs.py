@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,6 +70,28 @@ def test_candidates_are_drawn_anew_each_round() -> None:
     drawn = [sampler.sample(round, np.arange(50), 5).tolist() for round in range(1, 9)]
     assert all(len(set(clients)) == 5 for clients in drawn) and len({tuple(clients) for clients in drawn}) > 4
     assert sampler.sample(3, np.arange(50)[::-1], 5).tolist() == drawn[2]
+
+
+def test_if_no_candidate_fits_others_are_drawn_and_if_nobody_does_the_quickest_of_all_is_asked() -> None:
+    slow = {client: (1.0, 8.0 + client, 1.0) for client in range(40)}
+    quick = dict.fromkeys(range(40, 43), (1.0, 1.0, 1.0))
+    sampler = FedCSSampler(5.0)
+    times = slow | quick
+    sampler.device_times = lambda clients: tuple(np.array([times[client] for client in clients.tolist()]).T)
+    drawn = {tuple(sampler.sample(round, list(times), 2).tolist()) for round in range(1, 30)}
+    assert {client for clients in drawn for client in clients} == set(quick)
+    # Two that fit take 1 + 1 + 1 + 1 = 4 s together.
+    assert {(40, 41), (40, 42), (41, 42)} < drawn
+    assert {tuple(sampler.sample(round, list(slow), 2).tolist()) for round in range(1, 30)} == {(0,)}
+
+
+def test_a_run_goes_on_where_few_clients_can_be_in_time(tmp_path: Path) -> None:
+    trace = tmp_path / "devices.csv"
+    speeds = [1e-3] * 18 + [1e6] * 2
+    lines = [f"{client},{speed},8,8,1,0\n" for client, speed in enumerate(speeds)]
+    trace.write_text("client,examples_per_second,download_mbit,upload_mbit,availability,dropout\n" + "".join(lines))
+    history = fs.run(fs.Config(dataset="digits", rounds=3, clients=20, system=str(trace), deadline=8, sampler="fedcs"))
+    assert all(set(row["sampled"]) <= {18, 19} and row["kept"] for row in history.rows)
 
 
 def test_in_a_run_nobody_is_late() -> None:

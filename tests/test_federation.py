@@ -173,9 +173,15 @@ def test_one_round_of_each_algorithm_by_hand(
     ]
 
 
+def test_the_plain_mean_is_an_option_and_counts_who_is_drawn_twice() -> None:
+    kept = Kept(np.array([0.1, 0.7]), 20, np.array([2, 1]))
+    assert find("fedpdp").averaging(Options(coefficients="mean"))(kept).clients.tolist() == [2 / 3, 1 / 3]
+    assert find("fedpdp").averaging(Options())(kept).clients.tolist() == pytest.approx([1 / 8, 7 / 8])
+
+
 def test_the_literal_formula_is_an_option() -> None:
     """p_k·4/2 for the two kept: 0.2·3 - 0.4·1 and -0.2·1 + 0.4·3."""
-    options = Options(normalise=False)
+    options = Options(coefficients="literal")
     here = federation(Ask(10, 20, 30), find("fedca").filter(options), find("fedca").averaging(options))
     played = here.play(1)
     assert played.coefficients.clients.tolist() == pytest.approx([0.2, 0.4])
@@ -183,7 +189,7 @@ def test_the_literal_formula_is_an_option() -> None:
 
 
 def test_every_option_reaches_its_part() -> None:
-    options = Options(mu=0.7, score="cross-entropy", scored_by="weights", normalise=False, refresh="stale")
+    options = Options(mu=0.7, score="cross-entropy", scored_by="weights", coefficients="literal", refresh="stale")
     for name, algorithm in ALGORITHMS.items():
         sampler, filter = algorithm.sampler(options), algorithm.filter(options)
         if isinstance(sampler, UCBSampler | ThompsonSampler):

@@ -33,7 +33,10 @@ def sampled(sampler: OortSampler, round: int, clients: list[int], count: int) ->
 
 
 class TranscribedOort:
-    """E, U, L, D, T of Algorithm 1, with utilities in units of their 95th percentile and a look at T every W rounds."""
+    """E, U, L, D, T of Algorithm 1, with utilities in units of their 95th percentile and a look at T every W rounds.
+
+    `asked` and `answered` count rounds, for those that do not answer, whom Algorithm 1 does not mention.
+    """
 
     def __init__(self, sizes: dict[int, float], alpha: float, delta: float, window: int) -> None:
         self.sizes, self.alpha, self.delta, self.window = sizes, alpha, delta, window
@@ -41,14 +44,24 @@ class TranscribedOort:
         self.L: dict[int, int] = {}
         self.D: dict[int, float] = {}
         self.T = delta
+        self.asked: Counter[int] = Counter()
+        self.answered: Counter[int] = Counter()
         self.achieved: list[float] = []
         self.epsilon = 0.9
 
-    def feedback(self, round: int, losses: dict[int, float], durations: dict[int, float]) -> None:
+    def feedback(self, round: int, asked: list[int], losses: dict[int, float], durations: dict[int, float]) -> None:
         for i, loss in losses.items():
             self.U[i] = self.sizes[i] * math.sqrt(loss**2)
             self.L[i] = round
             self.D[i] = durations[i]
+        self.asked.update(asked)
+        self.answered.update(list(losses))
+        longest = max(self.D.values())
+        for i in set(asked) - set(losses):
+            mean = sum(self.U[k] for k in losses) / len(losses)
+            self.U[i] = mean * (self.answered[i] + 1) / (self.asked[i] + 1)
+            self.L[i] = round
+            self.D[i] = longest
         self.achieved.append(sum(self.U[i] for i in losses))
         if self.epsilon > 0.2:
             self.epsilon = max(self.epsilon * 0.98, 0.2)
@@ -99,10 +112,10 @@ def test_follows_algorithm_1(seed: int) -> None:
             if by_utility:
                 cut_off = 0.95 * sorted(util.values(), reverse=True)[len(by_utility) - 1]
                 assert all(util[i] >= cut_off - 1e-9 for i in by_utility), f"round {R}"
-        losses = {i: float(random.random()) * 0.97**R for i in asked if random.random() < 0.9}
+        losses = {i: float(random.random()) * 0.97**R for i in asked if i == asked[R % 4] or random.random() < 0.9}
         durations = {i: float(random.random()) for i in losses}
         sampler.observe(Feedback(R, asked, [], losses, durations))
-        paper.feedback(R, losses, durations)
+        paper.feedback(R, asked, losses, durations)
     paper.pace()
     state = sampler.state_dict()
     assert state["preferred"] == pytest.approx(paper.T)
@@ -120,6 +133,30 @@ def test_utility_by_hand() -> None:
     bonus = math.sqrt(0.1 * math.log(10) / 4)
     utilities = sampler.utilities(10, np.array([5, 9]))
     assert utilities.tolist() == pytest.approx([0.6 / 1.455 + bonus, (1 + bonus) * (2 / 4) ** 2])
+
+
+def test_no_answer_by_hand() -> None:
+    """Sizes 1 and 3 of 13, losses 0.6 and 0.5: utilities 0.6 and 1.5, half of whose mean stands for a first failure."""
+    sampler = begun({5: 1, 9: 3, 11: 7, 12: 2})
+    sampler.observe(Feedback(1, [12], [], {}))
+    assert row(sampler, 12) == {"utility": 0, "round": 1, "duration": 0, "rounds": 1}
+    sampler.observe(Feedback(4, [5, 9, 11], [], {5: 0.6, 9: 0.5}, {5: 1.0, 9: 4.0}))
+    assert row(sampler, 11) == pytest.approx({"utility": 0.525 / 13, "round": 4, "duration": 4, "rounds": 1})
+    sampler.observe(Feedback(5, [9, 11, 20], [], {}))
+    assert row(sampler, 9) == pytest.approx({"utility": 1.5 / 13, "round": 5, "duration": 4, "rounds": 2})
+    state = sampler.state_dict()
+    assert state["loss"][state["clients"].index(20)] == pytest.approx((0.6 + 0.5 + 0.525 / 7 + 0) / 4)
+    sampler.device_times = lambda clients: (np.ones(clients.size), clients.astype(np.float64), np.ones(clients.size))
+    sampler.observe(Feedback(6, [5, 9, 12], [], {5: 0.6}, {5: 1.0}))
+    assert row(sampler, 9) == pytest.approx({"utility": 2 / 4 * 0.6 / 13, "round": 6, "duration": 11, "rounds": 3})
+    assert row(sampler, 12) == pytest.approx({"utility": 1 / 3 * 0.6 / 13, "round": 6, "duration": 14, "rounds": 2})
+
+
+def row(sampler: OortSampler, client: int) -> dict[str, float]:
+    state = sampler.state_dict()
+    at = state["clients"].index(client)
+    utility = float(sampler._utility(np.array([client]))[0])
+    return {"utility": utility, **{name: state[name][at] for name in ("round", "duration", "rounds")}}
 
 
 def test_exploration_decays_from_most_to_a_fifth() -> None:
@@ -146,6 +183,28 @@ def test_untried_clients_are_tried_equally_often() -> None:
     sampler = begun(SIZES)
     seen = Counter(client for round in range(1, 1001) for client in sampled(sampler, round, CLIENTS, 3))
     assert all(seen[client] == pytest.approx(300, abs=58) for client in CLIENTS)  # four standard deviations
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"), [("device times", 60.0), ("device times", 0.1), ("durations", 60.0), ("nothing", 60.0)]
+)
+def test_clients_that_never_answer_are_not_asked_more_often_than_by_chance(told: str, seconds: float) -> None:
+    """Of 30 clients 9 are asked, each in 0.3 of the rounds by chance; 0 to 3 are too late or drop out."""
+    sampler = begun(dict.fromkeys(range(30), 1.0))
+    if told == "device times":
+        sampler.device_times = lambda clients: (
+            np.zeros(clients.size),
+            np.array([seconds if client < 4 else 2.0 for client in clients.tolist()]),
+            np.zeros(clients.size),
+        )
+    random = np.random.default_rng(3)
+    in_vain = 0
+    for round in range(1, 121):
+        asked = sampled(sampler, round, list(range(30)), 9)
+        in_vain += sum(client < 4 for client in asked) if round > 20 else 0
+        losses = {client: float(random.uniform(0.5, 1)) for client in asked if client >= 4}
+        sampler.observe(Feedback(round, asked, [], losses, {} if told == "nothing" else dict.fromkeys(losses, 2.0)))
+    assert in_vain <= 0.3 * 4 * 100
 
 
 def test_untried_clients_are_tried_by_speed_where_it_is_known() -> None:
@@ -216,6 +275,18 @@ def test_the_unit_of_size_does_not_matter() -> None:
         assert asked == sampled(large, round, CLIENTS, 4)
         for sampler in (small, large):
             sampler.observe(Feedback(round, asked, [], {client: client % 5 + 1 for client in asked}))
+
+
+def test_utilities_go_by_the_weights_of_now() -> None:
+    losses = {client: client % 5 + 1.0 for client in CLIENTS}
+    weights = np.array(list(SIZES.values()))
+    told_first, told_later = begun(SIZES), begun(dict.fromkeys(CLIENTS, 1.0))
+    for sampler in (told_first, told_later):
+        sampler.observe(Feedback(1, CLIENTS, [], losses))
+    everybody = np.array(sorted(CLIENTS))
+    assert told_later.utilities(2, everybody) != pytest.approx(told_first.utilities(2, everybody))
+    told_later.weigh(np.array(CLIENTS), weights)
+    assert told_later.utilities(2, everybody) == pytest.approx(told_first.utilities(2, everybody))
 
 
 @given(seed=st.integers(0, 2**32), stop=st.integers(1, 25))

@@ -297,6 +297,16 @@ def test_weights_belong_to_ids_not_to_positions() -> None:
     assert sampled(sampler, 1, [9, 5, 2], 6) == [2] * 6
 
 
+@pytest.mark.parametrize("name", ["proportional", "power-of-choice", "power-of-choice exact"])
+def test_new_weights_take_the_place_of_those_before(name: str) -> None:
+    clients, weights = np.array([9, 2, 5, 7]), np.array([0.1, 0.2, 0.3, 0.4])
+    told_first, told_later = MAKERS[name](), begun(name, [2, 5, 9, 11])
+    told_first.begin(3, clients, weights)
+    told_later.weigh(clients, weights)
+    for round in range(1, 30):
+        assert sampled(told_later, round, [2, 5, 7, 9], 1) == sampled(told_first, round, [2, 5, 7, 9], 1)
+
+
 def test_a_client_without_weight_is_never_drawn() -> None:
     sampler = ProportionalSampler({1: 0, 2: 1, 3: 0, 4: 1, 5: 0})
     seen = {client for round in range(1, 200) for client in sampled(sampler, round, [1, 2, 3, 4, 5], 3)}

@@ -156,6 +156,15 @@ def test_nobody_there_is_said(tmp_path: Path) -> None:
         ("0,100,8,8,1,0\n1,fast,8,8,1,0\n", "line 3 of devices.csv' is not allowed; use numbers"),
         ("0,100,0,8,1,0\n", "use speeds above 0, and availability and dropout from 0 to 1"),
         ("0,100,8,8,1.5,0\n", "use speeds above 0, and availability and dropout from 0 to 1"),
+        ("\n0,100,8,8,1.5,0\n", "line 3 of devices.csv"),
+        ("nan,100,8,8,1,0\n", "'line 2 of devices.csv: client nan' is not allowed; use a whole number for each client"),
+        ("inf,100,8,8,1,0\n", "'line 2 of devices.csv: client inf' is not allowed; use a whole number for each client"),
+        ("0,100,8,8,1,0\n1.7,100,8,8,1,0\n", "'line 3 of devices.csv: client 1.7' is not allowed; use a whole number"),
+        (",100,8,8,1,0\n", "'line 2 of devices.csv: client ' is not allowed; use a whole number for each client"),
+        (
+            "7,100,8,8,1,0\n7,9,8,8,1,0\n",
+            "'line 3 of devices.csv: client 7' is not allowed; use one line for each client",
+        ),
     ],
 )
 def test_a_bad_trace_is_named(tmp_path: Path, lines: str, message: str) -> None:
@@ -169,3 +178,22 @@ def test_a_missing_trace_and_a_deadline_without_devices(typed: Typed) -> None:
         assemble(config(system="nowhere.csv"))
     status, _, said = typed("run", "--deadline", "5")
     assert status == 2 and said == "error: deadline: 5.0 is not allowed; use none without a system (--system drawn)\n"
+
+
+def test_who_evaluates_the_model_gets_it_first(tmp_path: Path) -> None:
+    """Downloads of all twelve candidates, then the rest of what the six asked take; six others got it for nothing."""
+    settings = {"clients": 12, "ratio": 0.5, "rounds": 2, "system": "drawn", "heterogeneity": "iid", "seed": 2}
+    config = fs.Config(algorithm="fedpdp", sampler="power-of-choice-exact", **settings)
+    federation, engine = assemble(config)
+    assert federation.system is not None
+    for number in (1, 2):
+        there = federation.system.available(number, federation.clients)
+        played = federation.play(number)
+        examples, size = federation._examples_of(there), federation._model_bytes
+        download, training, upload = federation.system.parts(there, examples, size)
+        asked = np.isin(there, played.sampled)
+        assert asked.sum() == min(6, len(there)) and played.simulated is not None
+        assert played.simulated["seconds"] == pytest.approx(download.max() + (training + upload)[asked].max())
+        answered = len(set(played.sampled) - {int(client) for client in played.excluded})
+        assert played.simulated["bytes"] == size * (len(there) + answered)
+    engine.close()

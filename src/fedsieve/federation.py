@@ -97,7 +97,7 @@ class Federation:
         self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models, seed)
         self.model = engine.initial_model() if model is None else model
         self.stopwatch = Stopwatch(self.model.device)
-        self._trained_before = self.clients[:0]
+        self._trained_before = self._evaluated = self.clients[:0]
         sampler.local_losses = self._local_losses
         sampler.global_model = lambda: self.model
         sampler.local_models = self.local_models
@@ -178,13 +178,17 @@ class Federation:
     def _simulated(self, seconds: Mapping[int, float], answered: int) -> dict[str, float] | None:
         """What a round takes: the server waits for the slowest it asked, but not beyond the deadline.
 
-        Where all clients trained before the first round, that counts too, and nobody was too late.
+        Where clients evaluated the model before any was asked, they had to get it first; evaluating takes little beside
+        training, and is left out. Where all trained before the first round, that counts too, and nobody was too late.
         """
         if self.system is None:
             return None
-        longest = max(seconds.values())
-        waited = longest if self.deadline is None else min(longest, self.deadline)
-        sent = len(seconds) + answered
+        downloads = self.system.parts(self._evaluated, self._examples_of(self._evaluated), self._model_bytes)[0]
+        got = dict(zip(self._evaluated.tolist(), downloads.tolist(), strict=True))
+        self._evaluated = self._evaluated[:0]
+        longest = max(own - got.get(client, 0.0) for client, own in seconds.items())
+        waited = max(got.values(), default=0.0) + (longest if self.deadline is None else min(longest, self.deadline))
+        sent = len(got.keys() | seconds.keys()) + answered
         if len(everyone := self._trained_before):
             waited += float(self.system.seconds(everyone, self._examples_of(everyone), self._model_bytes).max())
             sent += 2 * len(everyone)
@@ -193,6 +197,7 @@ class Federation:
 
     def _local_losses(self, round: int, clients: NDArray[np.int64], examples: int | None) -> NDArray[np.float64]:
         """Of the model that this round begins with."""
+        self._evaluated = clients
         return self.engine.local_losses(self.model, clients.tolist(), round, examples)
 
     def local_models(self, clients: NDArray[np.int64]) -> Iterator[list[Tensor | None]]:

@@ -100,19 +100,26 @@ def _read(path: Path) -> dict[int, list[float]]:
     """The numbers of each client."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            lines = [(reader.line_num, line) for line in reader]
     except FileNotFoundError:
         raise MissingData(f"system: there is no file {path}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidSetting("system", str(path), f"a readable CSV file ({error})") from None
-    rows = {}
-    for number, line in enumerate(lines, start=2):
+    rows: dict[int, list[float]] = {}
+    for number, line in lines:
+        where = f"line {number} of {path.name}"
         try:
-            client, *values = [float(line[column]) for column in COLUMNS]
+            named, values = line[COLUMNS[0]], [float(line[column]) for column in COLUMNS[1:]]
         except (KeyError, TypeError, ValueError):
-            raise InvalidSetting("system", f"line {number} of {path.name}", f"numbers {', '.join(COLUMNS)}") from None
+            raise InvalidSetting("system", where, f"numbers {', '.join(COLUMNS)}") from None
+        try:
+            client = int(named)
+        except (TypeError, ValueError):
+            raise InvalidSetting("system", f"{where}: client {named}", "a whole number for each client") from None
+        if client in rows:
+            raise InvalidSetting("system", f"{where}: client {client}", "one line for each client")
         if not (min(values[:3]) > 0 and np.isfinite(values).all() and all(0 <= share <= 1 for share in values[3:])):
-            allowed = "speeds above 0, and availability and dropout from 0 to 1"
-            raise InvalidSetting("system", f"line {number} of {path.name}", allowed)
-        rows[int(client)] = values
+            raise InvalidSetting("system", where, "speeds above 0, and availability and dropout from 0 to 1")
+        rows[client] = values
     return rows

@@ -23,17 +23,18 @@ from fedsieve.sampling.ledger import Ledger, of_clients
 class AgnosticSampler(ClientSampler):
     """Draws each of the `count` places independently, client k with probability (1 - ε) λ_k + ε / n among those there.
 
-    λ starts at the weights p_k and moves by `step` times the losses. With ε = `exploration` of 0 clients are drawn by
-    λ alone, as in the paper; a client whose λ_k has fallen to 0 would then never be asked again, and so never report
-    that the model has become bad for it. Who joins later starts at 0. A client drawn twice is returned twice: it trains
-    once and counts twice in the mean.
+    λ starts at the weights p_k and moves by `step` times the losses; by 0.01 / n unless given, a hundredth of an equal
+    share: what suits a few domains, as in the paper, would throw λ from one client to the next among hundreds. With
+    ε = `exploration` of 0 clients are drawn by λ alone, as in the paper; a client whose λ_k has fallen to 0 would then
+    never be asked again, and so never report that the model has become bad for it. Who joins later starts at 0. A
+    client drawn twice is returned twice: it trains once and counts twice in the mean.
     """
 
     notation = "λ_k, with replacement"
     uses_prior_knowledge = True
 
-    def __init__(self, step: float = 0.01, exploration: float = 0.1, seed: int = 0) -> None:
-        if not step > 0:
+    def __init__(self, step: float | None = None, exploration: float = 0.1, seed: int = 0) -> None:
+        if step is not None and not step > 0:
             raise InvalidSetting("step", step, "a number above 0")
         if not 0 <= exploration <= 1:
             raise InvalidSetting("exploration", exploration, "a number from 0 to 1")
@@ -87,7 +88,8 @@ class AgnosticSampler(ClientSampler):
         chance = self.chances(there)[np.searchsorted(there, answered)]
         drawn = times[np.searchsorted(asked, answered)]
         before = self._mixture.read("lambda", answered, 0.0)
-        ahead = before + self.step * losses * drawn / (times.sum() * chance)
+        step = 0.01 / self._mixture.clients.size if self.step is None else self.step
+        ahead = before + step * losses * drawn / (times.sum() * chance)
         self._mixture.write(answered, **{"lambda": ahead})
         self._mixture.columns["lambda"] = onto_simplex(self._mixture.columns["lambda"])
 

@@ -49,8 +49,9 @@ class ClientSampler(ABC):
     """Chooses the clients of a round.
 
     The life of a sampler: `begin` once, with the run's seed and the client weights p_k; then in every round `sample`,
-    and after the round `observe`. `state_dict` is saved after each round and given to `load_state_dict` of a new
-    sampler when a run is resumed. A new method needs `sample` only; one that learns also has `observe` and the state.
+    and after the round `observe`. Where weights become known only as clients answer, `weigh` comes before `sample`.
+    `state_dict` is saved after each round and given to `load_state_dict` of a new sampler when a run is resumed. A new
+    method needs `sample` only; one that learns also has `observe` and the state.
 
     Client ids are any integers, and clients may come and go between rounds. A sampler must not depend on the order
     in which clients are listed: draw with `fedsieve.randomness.keys` or sort first.
@@ -94,6 +95,9 @@ class ClientSampler(ABC):
     def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
         """Take the run's seed and the weights p_k (`weights` [n] of `clients` [n]), before the first round."""
         self.seed = seed
+
+    def weigh(self, clients: Ids, weights: NDArray[np.float64]) -> None:  # noqa: B027 - not every sampler has weights
+        """Take the weights p_k as they are known now (`weights` [n] of `clients` [n]) in place of earlier ones."""
 
     @abstractmethod
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:

@@ -37,7 +37,8 @@ class CSUCBSampler(ClientSampler):
         self.longest = longest
         self.seed = seed
         self._longest = float(longest or 0)
-        self._asked = Ledger("seconds", "count")
+        self._places = 0
+        self._asked = Ledger("seconds", "failures", "count")
 
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
         """The `count` available clients of highest index, sorted."""
@@ -48,40 +49,48 @@ class CSUCBSampler(ClientSampler):
     def index(self, round: int, clients: Ids, count: int) -> NDArray[np.float64]:
         """The index [n] of `clients` [n] in this round; above all others for those never asked."""
         times = self._asked.read("count", clients, 0.0)
-        certain = self.mean_rewards(clients) + np.sqrt((count + 1) * math.log(round) / np.maximum(times, 1))
+        certain = self.mean_rewards(clients) + self.widths(round, times, count)
         return np.where(times > 0, certain, 2 + math.sqrt((count + 1) * math.log(round)))
+
+    def widths(self, round: int, times: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+        """√((m+1) ln t / z_k) [n] of clients asked so many `times` [n]."""
+        return np.sqrt((count + 1) * math.log(round) / np.maximum(times, 1))
 
     def mean_rewards(self, clients: Ids) -> NDArray[np.float64]:
         """ȳ_k [n] of `clients` [n]; 1 for those never asked."""
-        seconds = self._asked.read("seconds", clients, 0.0)
-        return 1 - seconds / self._longest if self._longest > 0 else np.ones(clients.size)
+        lost = self._asked.read("failures", clients, 0.0)
+        if self._longest > 0:
+            lost += self._asked.read("seconds", clients, 0.0) / self._longest
+        return 1 - lost / np.maximum(self._asked.read("count", clients, 0.0), 1)
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn how long those took who were asked; no answer counts as the longest time."""
+        """Learn how long those took who were asked, and who did not answer."""
         asked = np.unique(np.asarray(feedback.sampled, dtype=np.int64))
         timed, seconds = of_clients(feedback.durations)
         if self.longest is None and seconds.size:
             self._longest = max(self._longest, float(seconds.max()))
-        now = np.full(asked.size, self._longest)
         there = np.isin(timed, asked)
-        now[np.searchsorted(asked, timed[there])] = np.clip(seconds[there], 0.0, self._longest)
-        times = self._asked.read("count", asked, 0.0)
-        mean = (times * self._asked.read("seconds", asked, 0.0) + now) / (times + 1)
-        self._asked.write(asked, seconds=mean, count=times + 1)
+        at = np.searchsorted(asked, timed[there])
+        taken, failed = np.zeros(asked.size), np.ones(asked.size)
+        taken[at], failed[at] = np.clip(seconds[there], 0.0, self._longest), 0.0
+        now = {"seconds": taken, "failures": failed, "count": np.ones(asked.size)}
+        self._asked.write(asked, **{name: self._asked.read(name, asked, 0.0) + more for name, more in now.items()})
+        self._places = asked.size
 
     def beliefs(self, round: int) -> Beliefs:
-        """Mean rewards of those who were asked, and √(2 ln t / z_k)."""
-        clients = self._asked.clients
-        return Beliefs(clients, self.mean_rewards(clients), np.sqrt(2 * math.log(round) / self._asked.columns["count"]))
+        """Mean rewards of those who were asked, and what the index adds to them."""
+        clients, times = self._asked.clients, self._asked.columns["count"]
+        return Beliefs(clients, self.mean_rewards(clients), self.widths(round, times, self._places))
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean seconds and counts of those who were asked, and the longest time."""
-        return {**self._asked.state_dict(), "longest": self._longest}
+        """Seconds of all answers, failures and counts of those who were asked, the longest time and the last m."""
+        return {**self._asked.state_dict(), "longest": self._longest, "places": self._places}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
         self._asked.load_state_dict(state)
         self._longest = state["longest"]
+        self._places = state["places"]
 
 
 class CSUCBQSampler(CSUCBSampler):
@@ -104,15 +113,19 @@ class CSUCBQSampler(CSUCBSampler):
             raise InvalidSetting("fairness_weight", fairness_weight, "a number from 0 to 1")
         self.guaranteed_rate = guaranteed_rate
         self.fairness_weight = fairness_weight
-        self._asked = Ledger("seconds", "count", "queue")
+        self._asked = Ledger("seconds", "failures", "count", "queue")
         self._rounds = 0
 
     def index(self, round: int, clients: Ids, count: int) -> NDArray[np.float64]:
         """The index [n] of `clients` [n] in this round."""
         times = self._asked.read("count", clients, 0.0)
-        bound = self.mean_rewards(clients) + np.sqrt(2 * math.log(round) / np.maximum(times, 1))
+        bound = self.mean_rewards(clients) + self.widths(round, times, count)
         truncated = np.where(times > 0, np.minimum(bound, 1.0), 1.0)
         return (1 - self.fairness_weight) * truncated + self.fairness_weight * self.queues(clients)
+
+    def widths(self, round: int, times: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+        """√(2 ln t / z_k) [n] of clients asked so many `times` [n]."""
+        return np.sqrt(2 * math.log(round) / np.maximum(times, 1))
 
     def queues(self, clients: Ids) -> NDArray[np.float64]:
         """D_k [n] of `clients` [n]; that of a client never asked has grown since the first round."""

@@ -17,8 +17,8 @@ class FedCSSampler(UniformSampler):
 
     The paper's clients get the model together, train side by side, and send one after the other: the time of a set is
     its slowest download, plus Θ, which a client x moves to Θ + upload_x + max(0, train_x - Θ). A round of ours lets
-    them send side by side, so what fits by this rule does so with time to spare. If not even one fits, the quickest
-    candidate is asked.
+    them send side by side, so what fits by this rule does so with time to spare. If no candidate fits, candidates are
+    drawn from those of all clients that do; if there are none, the quickest of all is asked.
     """
 
     notation = "as many as fit the deadline, of some drawn uniformly"
@@ -35,8 +35,17 @@ class FedCSSampler(UniformSampler):
         """Up to `count` different clients, sorted."""
         if self.device_times is None:
             raise InvalidSetting("sampler", "fedcs", "one that looks at no times, or --system drawn")
-        sorted_ids(clients, count)
-        candidates = super().sample(round, clients, count)
+        ids = sorted_ids(clients, count)
+        candidates = super().sample(round, ids, count)
+        chosen = candidates[self._chosen(*self.device_times(candidates))]
+        if chosen.size or count == 0:
+            return chosen
+        download, training, upload = self.device_times(ids)
+        alone = download + (upload + training)
+        fitting = ids[alone < self.deadline]
+        if fitting.size == 0:
+            return ids[[alone.argmin()]]
+        candidates = super().sample(round, fitting, min(count, fitting.size))
         return candidates[self._chosen(*self.device_times(candidates))]
 
     def _chosen(self, download: Seconds, training: Seconds, upload: Seconds) -> NDArray[np.intp]:
@@ -53,6 +62,4 @@ class FedCSSampler(UniformSampler):
             if max(slowest, download[place]) + then < self.deadline:
                 slowest, busy = max(slowest, download[place]), then
                 chosen.append(place)
-        if not chosen and len(download):
-            chosen = [int((download + training + upload).argmin())]
         return np.sort(np.array(chosen, dtype=np.intp))

@@ -9,7 +9,10 @@ What differs from the paper, and why:
   (The authors' program scales them from lowest to highest instead.)
 - The pacer looks once in every W rounds, as the authors' program does. Looking in every round, it would raise T every
   time while the loss falls, which it does all along.
-- As in that program, clients are banned for having taken part very often only if asked for, and only while as many
+- As in that program, a client that was asked and did not answer counts as tried, with the mean utility of those who
+  did and the time that its device takes, or the longest known. Where that time is no hindrance, it would be asked for
+  ever: the mean therefore counts by how often the client answers, (answers + 1) / (times asked + 1).
+- As in that program, clients are banned for having been asked very often only if that is set, and only while as many
   others are there as are needed.
 """
 
@@ -38,7 +41,7 @@ class OortSampler(WeightedSampler):
     A client slower than the preferred duration T loses utility by (T / its duration)^`penalty`. T begins at
     `pacer_step` seconds and grows by as much when the last `pacer_window` rounds brought less utility than as many
     before; a step that isn't given is the median duration in the first round that has any. Clients never tried are
-    drawn by speed where it is known from `device_times`, else uniformly. Who has taken part in more than `most_rounds`
+    drawn by speed where it is known from `device_times`, else uniformly. Who has been asked in more than `most_rounds`
     rounds is not asked again, if anybody else can be.
     """
 
@@ -67,7 +70,7 @@ class OortSampler(WeightedSampler):
         self.most_rounds = most_rounds
         self._step = pacer_step
         self._preferred = pacer_step
-        self._tried = Ledger("utility", "round", "duration", "rounds")
+        self._tried = Ledger("loss", "round", "duration", "rounds", "answers")
         self._observed = 0
         self._round_utilities: list[float] = []
 
@@ -87,23 +90,26 @@ class OortSampler(WeightedSampler):
         return np.sort(np.concatenate([familiar, new]))
 
     def observe(self, feedback: Feedback) -> None:
-        """Take utility, time and round of those who answered, then pace."""
+        """Take loss, time and round of those who answered, what stands for that of the others, then pace."""
         answered, losses = of_clients(feedback.losses)
-        utilities = self._weights_of(answered) * np.abs(losses)
-        rounds = self._tried.read("rounds", answered, 0.0) + 1
-        self._tried.write(answered, utility=utilities, round=float(feedback.round), rounds=rounds)
+        failed = np.setdiff1d(np.asarray(feedback.sampled, dtype=np.int64), answered)
+        answers = self._tried.read("answers", answered, 0.0) + 1
+        self._write_asked(feedback.round, answered, loss=np.abs(losses), answers=answers)
+        self._write_asked(feedback.round, failed, loss=self._losses_of_failed(failed, self._utility(answered)))
         timed, durations = of_clients(feedback.durations)
         there = self._tried.known(timed)
         self._tried.write(timed[there], duration=durations[there])
+        untimed = np.setdiff1d(failed, timed)
+        self._tried.write(untimed, duration=self._durations_of_failed(untimed))
         if self._step is None and durations.size and np.median(durations) > 0:
             self._step = self._preferred = float(np.median(durations))
-        self._pace(float(utilities.sum()))
+        self._pace(float(self._utility(answered).sum()))
 
     def utilities(self, round: int, clients: Ids) -> NDArray[np.float64]:
         """Util(i) [n] of tried `clients` [n] (Algorithm 1, exploitation #1), in units of the 95th percentile of U."""
         if clients.size == 0:
             return np.empty(0)
-        utility = self._tried.read("utility", clients, 0.0)
+        utility = self._utility(clients)
         last = self._tried.read("round", clients, 1.0)
         duration = self._tried.read("duration", clients, 0.0)
         top = np.quantile(utility, CLIPPED_ABOVE)
@@ -137,8 +143,36 @@ class OortSampler(WeightedSampler):
         self._observed = state["observed"]
         self._round_utilities = list(state["round_utilities"])
 
+    def _utility(self, clients: Ids) -> NDArray[np.float64]:
+        """U(i) [n]: |B_i| · |mean loss|, by the weights of now."""
+        return self._weights_of(clients) * self._tried.read("loss", clients, 0.0)
+
+    def _write_asked(self, round: int, clients: Ids, **values: NDArray[np.float64]) -> None:
+        """Set columns of `clients` [n], who were asked in this round."""
+        rounds = self._tried.read("rounds", clients, 0.0) + 1
+        self._tried.write(clients, round=float(round), rounds=rounds, **values)
+
+    def _losses_of_failed(self, failed: Ids, of_others: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Losses [n] that make the round's mean utility, by how often they answer.
+
+        If nobody answered, they are what is known of each, or the mean of all.
+        """
+        if of_others.size:
+            answers, rounds = (self._tried.read(name, failed, 0.0) for name in ("answers", "rounds"))
+            weights = self._weights_of(failed)
+            utilities = float(of_others.mean()) * (answers + 1) / (rounds + 2)
+            return np.divide(utilities, weights, out=np.zeros(failed.size), where=weights > 0)
+        known = self._tried.columns["loss"]
+        return self._tried.read("loss", failed, float(known.mean()) if known.size else 0.0)
+
+    def _durations_of_failed(self, failed: Ids) -> NDArray[np.float64] | float:
+        """What their devices take [n], or the longest duration known."""
+        if self.device_times is not None:
+            return sum(self.device_times(failed))
+        return float(self._tried.columns["duration"].max(initial=0.0))
+
     def _not_banned(self, tried: Ids, needed: int) -> Ids:
-        """Those who have not taken part too often, or everybody if they are fewer than `needed`."""
+        """Those who have not been asked too often, or everybody if they are fewer than `needed`."""
         if self.most_rounds is None:
             return tried
         others = tried[self._tried.read("rounds", tried, 0.0) <= self.most_rounds]

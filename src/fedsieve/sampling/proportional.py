@@ -33,6 +33,10 @@ class ProportionalSampler(ClientSampler):
     def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
         """Take the run's seed and weights."""
         super().begin(seed, clients, weights)
+        self.weigh(clients, weights)
+
+    def weigh(self, clients: Ids, weights: NDArray[np.float64]) -> None:
+        """Take these weights in place of earlier ones."""
         order = np.argsort(clients, kind="stable")
         self._set(clients[order], weights[order])
 

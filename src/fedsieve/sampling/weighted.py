@@ -15,7 +15,7 @@ WITHOUT_WEIGHT = -1e4
 
 
 class WeightedSampler(ClientSampler):
-    """A sampler that takes the weights of the run when it begins; who joins later weighs as the others do on average.
+    """A sampler that goes by the weights it was last told; who is not among them weighs as the others do on average.
 
     Without weights everybody weighs the same.
     """
@@ -27,6 +27,10 @@ class WeightedSampler(ClientSampler):
     def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
         """Take the run's seed and weights."""
         super().begin(seed, clients, weights)
+        self.weigh(clients, weights)
+
+    def weigh(self, clients: Ids, weights: NDArray[np.float64]) -> None:
+        """Take these weights in place of earlier ones."""
         if not (np.isfinite(weights) & (weights >= 0)).all():
             bad = weights[~(np.isfinite(weights) & (weights >= 0))][0]
             raise InvalidSetting("weights", float(bad), "finite numbers that are not negative")
