@@ -11,6 +11,7 @@ import torch
 from conftest import Typed
 
 import fedsieve as fs
+from fedsieve.filtering import Krum
 from fedsieve.parts import FILTERS, SAMPLERS
 from fedsieve.runs import assemble, pretrain_favor
 
@@ -94,3 +95,13 @@ def test_all_are_listed(typed: Typed) -> None:
 def test_a_sampler_by_hand_goes_before_a_name() -> None:
     federation, _ = assemble(config(sampler="ucb"), sampler=fs.sampling.UniformSampler())
     assert isinstance(federation.sampler, fs.sampling.UniformSampler)
+
+
+def test_liars_are_counted_among_clients_that_hold_data() -> None:
+    split = {"heterogeneity": "client", "alpha": 0.01, "clients": 60, "ratio": 0.2}
+    config = fs.Config(algorithm="fedpdp", filter="krum", attack="sign-flip", hostile=0.2, **split)
+    federation, engine = assemble(config)
+    engine.close()
+    filter = federation.sieve.filter
+    assert len(federation.clients) < 40 and isinstance(filter, Krum)
+    assert filter.byzantine == int(0.2 * federation.per_round + 0.5) == 1

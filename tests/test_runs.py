@@ -216,6 +216,12 @@ def test_a_summary_is_mean_and_sample_deviation_over_seeds(tmp_path: Path) -> No
 def test_rounds_to_a_target_count_from_one() -> None:
     assert rounds_to(0.5, [0.1, 0.5, 0.4, 0.9]) == 2
     assert rounds_to(0.95, [0.1, 0.5]) is None
+
+
+def test_a_record_reaches_its_own_accuracy_though_it_has_six_digits() -> None:
+    exact = 181 / 355
+    assert round(exact, 6) < exact and rounds_to(exact, [0.1, round(exact, 6)]) == 2
+    assert rounds_to(exact, [0.1, exact - 1e-4]) is None
     assert Spread.of([2.0]) == Spread(2.0, 0.0)
 
 

@@ -28,7 +28,7 @@ class Options:
     mu: float = 0.1
     score: Score = "accuracy"
     scored_by: ScoredBy = "logits"
-    normalise: bool = True
+    coefficients: str = "normalised"
     refresh: Refresh = "fresh"
     search: Search = "auto"
     ratio: float = 0.4
@@ -124,7 +124,9 @@ def _mean(options: Options) -> Scheme:
 
 
 def _fedpdp(options: Options) -> Scheme:
-    return partial(fedpdp, normalise=options.normalise)
+    if options.coefficients == "mean":
+        return mean
+    return partial(fedpdp, normalise=options.coefficients == "normalised")
 
 
 PAPER = "Kim et al. 2020 (arXiv 2012.03270)"

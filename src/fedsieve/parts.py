@@ -64,6 +64,8 @@ DISCOUNT, WINDOW = 0.95, 20  # of bandits that forget: about 20 rounds count
 class Part(Generic[Kind]):
     """How to make a sampler or filter, and what it needs.
 
+    With a sampler that goes `by_size` the plain mean of models is the average its source means: with weights p_k, large
+    clients would count twice.
     `times` needs a system model, `validation` examples at the server, `agent` a file made by pre-training; `models` is
     how many have to come back for one that is assumed to lie and how many more: (2, 3) is 2f + 3.
     """
@@ -74,6 +76,7 @@ class Part(Generic[Kind]):
     validation: bool = False
     agent: bool = False
     models: tuple[int, int] = (0, 1)
+    by_size: bool = False
 
     @property
     def needs(self) -> str:
@@ -86,21 +89,25 @@ class Part(Generic[Kind]):
 
 SAMPLERS: dict[str, Part[ClientSampler]] = {
     "uniform": Part(lambda options: UniformSampler(), "McMahan et al. 2017"),
-    "proportional": Part(lambda options: ProportionalSampler(), "Li et al. 2020 (MLSys)"),
+    "proportional": Part(lambda options: ProportionalSampler(), "Li et al. 2020 (MLSys)", by_size=True),
     "ucb": Part(lambda options: UCBSampler(refresh=options.refresh), PAPER),
     "thompson": Part(lambda options: ThompsonSampler(refresh=options.refresh), PAPER),
     "discounted-ucb": Part(lambda options: UCBSampler(memory=Memory(DISCOUNT)), "Garivier & Moulines 2011"),
     "window-ucb": Part(lambda options: UCBSampler(memory=Memory(window=WINDOW)), "Garivier & Moulines 2011"),
     "discounted-thompson": Part(lambda options: ThompsonSampler(memory=Memory(DISCOUNT)), "Raj & Kalyani 2017"),
     "window-thompson": Part(lambda options: ThompsonSampler(memory=Memory(window=WINDOW)), "Trovò et al. 2020"),
-    "power-of-choice": Part(lambda options: PowerOfChoiceSampler(), "Cho et al. 2020"),
-    "power-of-choice-exact": Part(lambda options: PowerOfChoiceSampler(losses="exact"), "Cho et al. 2020"),
-    "power-of-choice-batch": Part(lambda options: PowerOfChoiceSampler(losses="mini-batch"), "Cho et al. 2020"),
+    "power-of-choice": Part(lambda options: PowerOfChoiceSampler(), "Cho et al. 2020", by_size=True),
+    "power-of-choice-exact": Part(
+        lambda options: PowerOfChoiceSampler(losses="exact"), "Cho et al. 2020", by_size=True
+    ),
+    "power-of-choice-batch": Part(
+        lambda options: PowerOfChoiceSampler(losses="mini-batch"), "Cho et al. 2020", by_size=True
+    ),
     "oort": Part(lambda options: OortSampler(), "Lai et al. 2021", times=True),
     "fedcs": Part(_fedcs, "Nishio & Yonetani 2019", times=True),
     "cs-ucb": Part(lambda options: CSUCBSampler(), "Xia et al. 2020", times=True),
     "cs-ucb-q": Part(lambda options: CSUCBQSampler(options.ratio / 2), "Xia et al. 2020", times=True),
-    "agnostic": Part(lambda options: AgnosticSampler(), "Mohri et al. 2019"),
+    "agnostic": Part(lambda options: AgnosticSampler(), "Mohri et al. 2019", by_size=True),
     "favor": Part(_favor, "Wang et al. 2020", agent=True),
 }
 

@@ -51,15 +51,15 @@ def assemble(
     With `draws`, a seed, what is random in training follows from that; the initial model and all else from the run's.
     """
     algorithm = algorithms.find(config.algorithm)
-    options = config.options()
+    device = torch.device("cpu") if config.engine == "ray" else find_device(config.device)
+    dataset = dataset or data.load(config.dataset, config.data_dir)
+    validation, partition = split_data(config, dataset)
+    options = config.options(int(np.count_nonzero(partition.sizes)))
     if filter is None and config.filter != "own":
         filter = FILTERS[config.filter].make(options)
     filter = filter or algorithm.filter(options)
     if sampler is None and config.sampler != "own":
         sampler = SAMPLERS[config.sampler].make(options)
-    device = torch.device("cpu") if config.engine == "ray" else find_device(config.device)
-    dataset = dataset or data.load(config.dataset, config.data_dir)
-    validation, partition = split_data(config, dataset)
     for kind, name, part in _named_parts(config):
         check_needs(kind, name, part, options, config.system != "none", len(validation))
     readers = {

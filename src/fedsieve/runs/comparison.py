@@ -130,8 +130,8 @@ def summarise(histories: Mapping[str, Sequence[History]]) -> list[Line]:
 
 
 def rounds_to(target: float, accuracy: Sequence[float]) -> int | None:
-    """The first round (from 1) whose accuracy is at least `target`."""
-    return next((round for round, value in enumerate(accuracy, start=1) if value >= target), None)
+    """The first round (from 1) whose accuracy is at least `target`, but for rounding: records have six digits."""
+    return next((round for round, value in enumerate(accuracy, start=1) if value >= target - 1e-6), None)
 
 
 def _until(history: History, what: Simulated, round: int) -> float | None:

@@ -32,7 +32,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "score": get_args(Score),
     "scored_by": get_args(ScoredBy),
     "search": get_args(Search),
-    "coefficients": ("normalised", "literal"),
+    "coefficients": ("normalised", "literal", "mean"),
     "refresh": get_args(Refresh),
     "precision": get_args(Precision),
     "sampler": ("own", *SAMPLERS),
@@ -80,7 +80,10 @@ class Config(BaseModel):
     search: str = Field(
         "auto", description="how the best subset is looked for: auto, exhaustive, branch-and-bound or beam"
     )
-    coefficients: str = Field("normalised", description="FedPdp's coefficients: normalised, or literal as printed")
+    coefficients: str = Field(
+        "normalised",
+        description="FedPdp's: normalised, literal as printed, or mean, all alike, for samplers that go by size",
+    )
     refresh: str = Field("fresh", description="bandit indices: fresh every round, or stale as printed")
     validation_per_class: int = Field(
         0,
@@ -160,6 +163,8 @@ class Config(BaseModel):
             raise InvalidSetting("favor_agent", str(self.favor_agent), "none without --sampler favor")
         if self.hostile and self.attack == "none":
             raise InvalidSetting("attack", self.attack, f"one of {', '.join(ATTACKS)} where clients are hostile")
+        if self.attack != "none" and not self.hostile:
+            raise InvalidSetting("hostile", self.hostile, f"a share of the clients above 0 with attack {self.attack}")
         return self
 
     @classmethod
@@ -179,26 +184,22 @@ class Config(BaseModel):
             if name not in PLACE and getattr(self, name) != getattr(other, name)
         ]
 
-    def options(self) -> Options:
-        """The choices an algorithm reads."""
+    def options(self, holders: int | None = None) -> Options:
+        """The choices an algorithm reads, where so many clients hold data (default: all)."""
+        per_round = max(1, math.floor(self.ratio * (self.clients if holders is None else holders) + 0.5))
         return Options(
             mu=self.mu,
             score=self.score,  # type: ignore[arg-type] # checked against NAMES
             scored_by=self.scored_by,  # type: ignore[arg-type]
             search=self.search,  # type: ignore[arg-type]
-            normalise=self.coefficients == "normalised",
+            coefficients=self.coefficients,
             refresh=self.refresh,  # type: ignore[arg-type]
             ratio=self.ratio,
-            per_round=self.per_round,
-            byzantine=math.floor(self.hostile * self.per_round + 0.5) if self.byzantine is None else self.byzantine,
+            per_round=per_round,
+            byzantine=math.floor(self.hostile * per_round + 0.5) if self.byzantine is None else self.byzantine,
             deadline=self.deadline,
             favor_agent=self.favor_agent,
         )
-
-    @property
-    def per_round(self) -> int:
-        """How many clients are asked in a round, if all of them hold data and can be reached."""
-        return max(1, math.floor(self.ratio * self.clients + 0.5))
 
     @property
     def arithmetic(self) -> Precision:
