@@ -198,6 +198,13 @@ def test_bad_input_is_one_line(typed: Typed) -> None:
     assert status == 2 and "hostile: 1.5 is not allowed; use a number of at least 0 and at most 1" in said
 
 
+def test_an_attack_needs_somebody_who_attacks() -> None:
+    with pytest.raises(InvalidSetting, match=r"hostile: 0\.0 is not allowed; use a share of the clients above 0"):
+        fs.Config(attack="sign-flip")
+    with pytest.raises(InvalidSetting, match="attack: 'none' is not allowed"):
+        fs.Config(hostile=0.2)
+
+
 def test_attacks_by_name() -> None:
     kinds = [LabelFlip, Backdoor, Scaled, Scaled, Noise, ALittleIsEnough, InnerProduct, FreeRider, NaNSender]
     assert [type(make()) for make in ATTACKS.values()] == kinds

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fedsieve as fs
-from fedsieve.errors import InvalidSetting
+from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, LearnedAveraging
-from fedsieve.filtering.learned import mixture, weights_gradient
+from fedsieve.filtering.learned import mixture, not_wild, weights_gradient
 
 EXAMPLES, FEATURES, CLASSES = 60, 4, 3
 
@@ -42,6 +42,7 @@ def linear(models: Tensor, weights: list[float] | None = None, seed: int = 0) ->
         models=models,
         score_and_gradient=score_and_gradient,
         random=np.random.default_rng(seed),
+        previous=torch.zeros(FEATURES * CLASSES, dtype=torch.float64),
     )
 
 
@@ -87,6 +88,33 @@ def test_the_gradient_against_a_closed_form() -> None:
     wrong = outputs - torch.eye(3, dtype=torch.float64)[y]
     expected = [float(wrong @ (x @ model.view(FEATURES, CLASSES))) for model in models]
     assert weights_gradient(told, models, weights).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("far", [1e5, 1e30, 1e300])
+def test_a_model_gone_wild_leaves_the_others_as_they_are_without_it(far: float) -> None:
+    honest = some_models(4)
+    wild = torch.full_like(honest[:1], far)
+    alone = LearnedAveraging().select(linear(honest))
+    beside = LearnedAveraging().select(linear(torch.cat([honest[:2], wild, honest[2:]])))
+    assert alone.weights is not None and beside.weights is not None
+    assert beside.weights[2] == 0 and 2 not in beside.kept
+    assert beside.weights[[0, 1, 3, 4]].tolist() == alone.weights.tolist()
+
+
+def test_who_returns_the_global_model_makes_nobody_wild() -> None:
+    assert not_wild(np.array([0.0, 0.0, 0.0, 2.0, 3.0])).tolist() == [0, 1, 2, 3, 4]
+    assert not_wild(np.array([0.0, 1.0, 2.0, 3.0, 2501.0, np.inf])).tolist() == [0, 1, 2, 3, 4]
+    assert not_wild(np.zeros(3)).tolist() == [0, 1, 2]
+
+
+def test_where_no_mixture_is_finite_there_are_too_few_models() -> None:
+    candidates = linear(some_models(3))
+
+    def no_numbers(model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return torch.tensor(torch.nan), torch.full_like(model, torch.nan)
+
+    with pytest.raises(TooFewUpdates, match="3 usable models, no mixture of which has a finite likelihood"):
+        LearnedAveraging().select(replace(candidates, score_and_gradient=no_numbers))
 
 
 def test_identical_models_stay_where_they_start() -> None:

@@ -682,6 +682,27 @@ def test_updates_are_seen_from_the_previous_model() -> None:
     assert sifted(FLTrust(), [[4.0, 4.0], [1.0, 1.0]], [1.0, 0.0]).kept == [10]
 
 
+def test_a_gradient_of_no_numbers_leaves_the_model_as_it_was() -> None:
+    selection = FLTrust().select(round_of([[1.0, 2.0], [3.0, 4.0]], gradient=[np.nan, np.nan]))
+    assert selection.kept == () and selection.model is not None and selection.model.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["Krum", "MultiKrum", "Bulyan", "GeometricMedian", "NormClipping", "FLTrust"])
+def test_buffers_have_no_say_in_whom_to_believe(name: str) -> None:
+    """A counter of batches at the end moves with its model, and changes nothing else."""
+    random = torch.Generator().manual_seed(0)
+    models, counters = torch.randn(7, 5, generator=random), 1000 * torch.rand(7, 1, generator=random)
+    plain = round_of(models)
+    counted = replace(round_of(torch.cat([models, counters], 1), gradient=[1.0] * 5 + [0.0]), trained=5)
+    one, other = (RULES[name](1).select(candidates) for candidates in (plain, counted))
+    assert one.kept == other.kept
+    if one.weights is not None and other.weights is not None:
+        torch.testing.assert_close(one.weights, other.weights)
+    else:
+        assert one.model is not None and other.model is not None
+        torch.testing.assert_close(one.model, other.model[:5])
+
+
 def test_a_round_in_which_nobody_is_trusted_leaves_the_model_as_it_was() -> None:
     done = sifted(FLTrust(), [[-1.0, 1.0], [-2.0, 0.0]])
     assert done.model.tolist() == [0.0, 0.0] and done.kept == []

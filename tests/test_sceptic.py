@@ -11,7 +11,7 @@ import torch
 import fedsieve as fs
 from fedsieve.averaging import Coefficients, combine
 from fedsieve.errors import InvalidSetting
-from fedsieve.filtering import Candidates, FineTuning
+from fedsieve.filtering import Candidates, FineTuning, LearnedAveraging
 from fedsieve.runs import assemble
 
 SETTINGS: dict[str, Any] = {"rounds": 4, "clients": 8, "ratio": 0.5, "lr": 0.05, "batch_size": 16, "device": "cpu"}
@@ -58,3 +58,8 @@ def test_they_learn_and_need_validation_data(algorithm: str) -> None:
     assert history.accuracy[-1] > 0.3
     with pytest.raises(InvalidSetting, match="validation_per_class: 0"):
         fs.run(fs.Config(algorithm=algorithm, **SETTINGS | {"validation_per_class": 0}))
+
+
+def test_fine_tuning_sees_as_many_examples_as_learned_averaging() -> None:
+    tuning, learning = FineTuning(), LearnedAveraging()
+    assert (tuning.steps, tuning.batch) == (learning.steps, learning.batch)

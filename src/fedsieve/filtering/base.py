@@ -26,7 +26,8 @@ class Candidates:
     those of the previous model and of the models kept that it would make it with; `predict(model)`, logits
     [examples, classes] of any flat model; `score_and_gradient(model, examples)`, the mean log-likelihood [] of a
     flat model on the validation set (or on the examples at these positions) and its gradient [size], zero for buffers;
-    `previous` [size], the model w^t that the clients were sent.
+    `previous` [size], the model w^t that the clients were sent; `trained`, how many numbers at a flat model's beginning
+    were trained (default: all), the rest being buffers such as batch norm's.
     """
 
     logits: Tensor
@@ -38,6 +39,7 @@ class Candidates:
     predict: Callable[[Tensor], Tensor] | None = None
     score_and_gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
     previous: Tensor | None = None
+    trained: int | None = None
     coefficients: Callable[[Sequence[int]], Coefficients] | None = None
     nonsense: int = 0
     random: np.random.Generator | None = None

@@ -11,11 +11,14 @@ MOMENTUM = 0.9
 
 
 class FineTuning(Stepping):
-    """Keeps all models, and from their average takes steps of SGD with momentum 0.9 on the validation set."""
+    """Keeps all models, and from their average takes steps of SGD with momentum 0.9 on the validation set.
+
+    It sees as many examples a round as averaging that learns its weights.
+    """
 
     formula = "as FedPdp, then SGD on validation data"
 
-    def __init__(self, steps: int = 20, batch: int = 64, rate: float = 0.01) -> None:
+    def __init__(self, steps: int = 40, batch: int = 200, rate: float = 0.01) -> None:
         super().__init__(steps, batch, rate)
 
     def select(self, candidates: Candidates) -> Selection:

@@ -29,7 +29,7 @@ class GeometricMedian(ModelFilter):
         """All models, with the weights that make their geometric median."""
         assert candidates.models is not None
         shares = shares_of(candidates)
-        weights = weiszfeld(Stack(candidates.models).gram(), shares)
+        weights = weiszfeld(Stack(candidates.models, candidates.trained).gram(), shares)
         return Selection(tuple(range(len(shares))), weights=torch.from_numpy(weights))
 
 

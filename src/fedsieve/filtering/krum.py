@@ -35,7 +35,7 @@ class MultiKrum(ModelFilter):
         keep = models - liars if self.keep is None else self.keep
         if keep > models:
             raise TooFewUpdates(f"{models} usable models, keep = {keep} needed")
-        scores = krum_scores(Stack(candidates.models).squared_distances(), liars)
+        scores = krum_scores(Stack(candidates.models, candidates.trained).squared_distances(), liars)
         kept = sorted(np.argsort(scores, kind="stable")[:keep].tolist())
         weights = torch.zeros(models, dtype=torch.float64)
         weights[kept] = 1 / keep
@@ -69,7 +69,7 @@ class Bulyan(ModelFilter):
         assert candidates.models is not None
         models = len(candidates.models)
         liars = liars_among(models, candidates, self.byzantine, 4, 3)
-        stack = Stack(candidates.models)
+        stack = Stack(candidates.models, candidates.trained)
         distances, left = stack.squared_distances(), list(range(models))
         chosen = []
         for _ in range(models - 2 * liars):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsieve.errors import TooFewUpdates
 from fedsieve.filtering.base import Candidates, Selection
 from fedsieve.filtering.geometric_median import shares_of
-from fedsieve.filtering.stack import Vector
+from fedsieve.filtering.stack import Stack, Vector
 from fedsieve.filtering.steps import Stepping
 
 FASTER, SLOWER, TINY = 0.9, 0.999, 1e-8
 """Adam's β1, β2 and ε. It is five lines; to import PyTorch's takes three seconds."""
+
+WILD = 1000
+"""Who moved the model as many times as far as others did, by the median, is left out: no mixture could stand it."""
 
 
 class LearnedAveraging(Stepping):
@@ -32,12 +38,16 @@ class LearnedAveraging(Stepping):
 
     def select(self, candidates: Candidates) -> Selection:
         """The models worth at least half of an equal share, with their weights."""
-        assert candidates.models is not None
-        weights = self._learn(candidates, list(candidates.models))
-        kept = np.flatnonzero(weights >= 1 / (2 * len(weights)))
-        shares = np.zeros(len(weights))
-        shares[kept] = weights[kept] / weights[kept].sum()
-        return Selection(tuple(kept.tolist()), weights=torch.from_numpy(shares))
+        assert candidates.models is not None and candidates.previous is not None
+        stack, shares = Stack(candidates.models, candidates.trained), np.zeros(len(candidates.models))
+        near = not_wild(stack.updates(candidates.previous)[0])
+        among = replace(candidates, weights=candidates.weights[near.tolist()])
+        weights = self._learn(among, stack.part(near.tolist()).rows)
+        if not np.isfinite(weights).all():
+            raise TooFewUpdates(f"{len(shares)} usable models, no mixture of which has a finite likelihood")
+        worth = weights >= 1 / (2 * len(weights))
+        shares[near[worth]] = weights[worth] / weights[worth].sum()
+        return Selection(tuple(near[worth].tolist()), weights=torch.from_numpy(shares))
 
     def _learn(self, candidates: Candidates, models: Sequence[Tensor]) -> Vector:
         """The weights [models] after all steps; nothing waits for a GPU before the last."""
@@ -54,6 +64,12 @@ class LearnedAveraging(Stepping):
             a -= self.rate * mean / (1 - FASTER**step) / corrected
         learned: Vector = a.softmax(0).cpu().numpy()
         return learned
+
+
+def not_wild(norms: Vector) -> NDArray[np.int64]:
+    """The positions of updates no longer than WILD times the median, by their `norms` [models]; those of 0 aside."""
+    longer = norms[norms > 0]
+    return np.flatnonzero(norms <= WILD * np.median(longer)) if longer.size else np.arange(len(norms))
 
 
 def weights_gradient(

@@ -31,17 +31,22 @@ SMALL = 1e-30
 
 
 class Stack:
-    """The flat `models` [models][size], each asked for once and then held; those in memory are not copied."""
+    """The flat `models` [models][size], each asked for once and then held; those in memory are not copied.
 
-    def __init__(self, models: Sequence[Tensor] | Tensor) -> None:
+    Of a model the first `trained` numbers (default: all) count for norms, distances and products. The rest are buffers:
+    a counter of batches would tell who took many steps, not who points where.
+    """
+
+    def __init__(self, models: Sequence[Tensor] | Tensor, trained: int | None = None) -> None:
         self.rows = list(models)
+        self.trained = len(self.rows[0]) if trained is None else trained
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def part(self, positions: Sequence[int]) -> Stack:
         """The models at these positions."""
-        return Stack([self.rows[position] for position in positions])
+        return Stack([self.rows[position] for position in positions], self.trained)
 
     def gram(self) -> Vector:
         """The products of all models with each other, as seen from any one point: [models, models], symmetric.
@@ -52,7 +57,7 @@ class Stack:
         def products(values: Tensor, here: slice) -> Tensor:
             return values @ values.T
 
-        first = self._values(next(self._stretches()), torch.float64)
+        first = self._values(next(self._stretches(self.trained)), torch.float64)
         amid = int(torch.cdist(first, first).sum(1).argmin())
         seen = self._total(products, self.rows[amid])
         if np.isfinite(seen).all() and np.median(seen.diagonal()) <= FAR * np.median(_squared_distances(seen)):
@@ -84,7 +89,7 @@ class Stack:
         def settle(here: slice) -> None:
             result[:, here] = mix @ self._values(here)
 
-        for _ in self._each(settle):
+        for _ in self._each(settle, len(like)):
             pass
         return result
 
@@ -95,7 +100,7 @@ class Stack:
         def settle(here: slice) -> None:
             result[here] = rule(_sorted(self._values(here).T.contiguous())).to(result.dtype)
 
-        for _ in self._each(settle):
+        for _ in self._each(settle, len(result)):
             pass
         return result
 
@@ -105,32 +110,31 @@ class Stack:
         origin: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> Vector:
-        """The sum of what `summand` makes of each stretch of the models as seen from `origin` [size]."""
+        """The sum of what `summand` makes of each stretch of what was trained, as seen from `origin` [size]."""
 
         def part(here: slice) -> Tensor:
             values = self._values(here, dtype)
             return summand(values if origin is None else values.sub_(origin[here]), here)
 
-        total: Vector = sum(made.double() for made in self._each(part)).cpu().numpy()  # type: ignore[union-attr]
+        total: Vector = sum(made.double() for made in self._each(part, self.trained)).cpu().numpy()  # type: ignore[union-attr]
         return total
 
     def _values(self, here: slice, dtype: torch.dtype | None = None) -> Tensor:
         """A stretch of all models, [models, coordinates]: a copy."""
         return torch.stack([row[here] for row in self.rows]).to(dtype or self.rows[0].dtype)
 
-    def _each(self, work: Callable[[slice], Made]) -> Iterator[Made]:
-        """What `work` makes of each stretch, in order; on a CPU in as many threads as PyTorch has."""
+    def _each(self, work: Callable[[slice], Made], size: int) -> Iterator[Made]:
+        """What `work` makes of each stretch of the first `size` numbers, in order; on a CPU in PyTorch's threads."""
         if self.rows[0].device.type != "cpu":
-            yield from map(work, self._stretches())
+            yield from map(work, self._stretches(size))
             return
         threads = torch.get_num_threads()
         with single_thread(), ThreadPoolExecutor(threads) as pool:
-            yield from pool.map(work, self._stretches())
+            yield from pool.map(work, self._stretches(size))
 
-    def _stretches(self) -> Iterator[slice]:
-        size, device = len(self.rows[0]), self.rows[0].device.type
-        step = max(1, AT_ONCE.get(device, AT_ONCE["cuda"]) // len(self))
-        return (slice(start, start + step) for start in range(0, size, step))
+    def _stretches(self, size: int) -> Iterator[slice]:
+        step = max(1, AT_ONCE.get(self.rows[0].device.type, AT_ONCE["cuda"]) // len(self))
+        return (slice(start, min(size, start + step)) for start in range(0, size, step))
 
 
 def _squared_distances(products: Vector) -> Vector:

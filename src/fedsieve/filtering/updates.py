@@ -30,7 +30,7 @@ class NormClipping(ModelFilter):
     def select(self, candidates: Candidates) -> Selection:
         """All models, and the mean of their clipped updates."""
         assert candidates.models is not None and candidates.previous is not None
-        stack = Stack(candidates.models)
+        stack = Stack(candidates.models, candidates.trained)
         norms, _ = stack.updates(candidates.previous)
         bound = float(np.median(norms)) if self.bound is None else self.bound
         clipped = np.minimum(1.0, _quotient(np.full(len(norms), bound), norms))
@@ -58,11 +58,11 @@ class FLTrust(ModelFilter):
         """The trusted models, and the mean of their scaled updates."""
         assert candidates.models is not None and candidates.previous is not None
         assert candidates.score_and_gradient is not None
-        stack, previous = Stack(candidates.models), candidates.previous
+        stack, previous = Stack(candidates.models, candidates.trained), candidates.previous
         _, gradient = candidates.score_and_gradient(previous)
         norms, products = stack.updates(previous, gradient)
         trust = np.maximum(_quotient(products, norms), 0.0)  # times the gradient's norm, which cancels out
-        kept = np.flatnonzero(trust).tolist()
+        kept = np.flatnonzero(trust > 0).tolist()
         if not kept:
             return Selection((), model=previous.clone())
         length = min(np.median(norms), np.median(norms[kept]))
