@@ -24,11 +24,19 @@ from torch import Tensor, nn
 import fedsieve as fs
 from fedsieve.averaging import Coefficients, Kept
 from fedsieve.errors import InvalidSetting
-from fedsieve.filtering import Candidates, Krum, ModelFilter, Selection
+from fedsieve.filtering import Candidates, KeepAll, Krum, ModelFilter, Selection
 from fedsieve.flower import FedCA, FedCM, FedPdp, SieveStrategy
 from fedsieve.flower.arrays import ArrayLayout
 from fedsieve.flower.roster import NAMED, Roster, arm_of
-from fedsieve.sampling import ClientSampler, FedCSSampler, PowerOfChoiceSampler, UniformSampler
+from fedsieve.sampling import (
+    AgnosticSampler,
+    ClientSampler,
+    FedCSSampler,
+    OortSampler,
+    PowerOfChoiceSampler,
+    ProportionalSampler,
+    UniformSampler,
+)
 from fedsieve.vector import Layout
 
 Answer = Callable[[Message], Message | None]
@@ -401,6 +409,53 @@ def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(kind: str, t
     again = strategy("killed").start(LocalGrid({}), START, num_rounds=5, evaluate_fn=judged)
     assert again.train_metrics_clientapp == expected.train_metrics_clientapp  # all done: nothing is asked
     assert weight_of(again.arrays) == weight_of(expected.arrays)
+
+
+LARGE = (4, 9, 17)
+
+
+def unequal_nodes() -> dict[int, Answer]:
+    """Twenty, of which three hold nearly everything."""
+    return {n: node(examples=10_000 + n if n in LARGE else n, client=str(n)) for n in range(1, 21)}
+
+
+def weighted(sampler: ClientSampler, **settings: Any) -> SieveStrategy:
+    common: dict[str, Any] = {"client_ids": "ask", "fraction_train": 0.2, "fraction_evaluate": 0.0}
+    return SieveStrategy(sampler, KeepAll(), min_train_nodes=1, **common, **settings)
+
+
+@pytest.mark.parametrize("make", [PowerOfChoiceSampler, OortSampler, ProportionalSampler, AgnosticSampler])
+def test_a_restart_changes_nothing_for_samplers_that_go_by_sizes(
+    make: Callable[[], ClientSampler], tmp_path: Path
+) -> None:
+    whole, first, second = (LocalGrid(unequal_nodes()) for _ in range(3))
+    weighted(make(), state_dir=tmp_path / "whole").start(whole, START, num_rounds=30)
+    for grid, rounds in ((first, 15), (second, 30)):
+        weighted(make(), state_dir=tmp_path / "halves").start(grid, START, num_rounds=rounds)
+    assert len(first.sent) == 15 and first.sent + second.sent == whole.sent
+
+
+@pytest.mark.parametrize("make", [PowerOfChoiceSampler, OortSampler, ProportionalSampler])
+def test_large_clients_are_asked_more_often_once_sizes_are_known(make: Callable[[], ClientSampler]) -> None:
+    grid = LocalGrid(unequal_nodes())
+    weighted(make()).start(grid, START, num_rounds=40)
+    asked = np.zeros(21)
+    for nodes in grid.sent[10:]:
+        asked[nodes] += 1
+    large = asked[list(LARGE)]
+    assert large.min() > 2 * (asked.sum() - large.sum()) / 17
+
+
+@pytest.mark.parametrize("make", [PowerOfChoiceSampler, OortSampler, ProportionalSampler, AgnosticSampler])
+def test_who_joins_later_is_asked_too(make: Callable[[], ClientSampler]) -> None:
+    nodes = unequal_nodes()
+    late = {n: nodes.pop(n) for n in (17, 18, 19, 20)}
+    grid = LocalGrid(nodes)
+    strategy = weighted(make())
+    strategy.start(grid, START, num_rounds=5)
+    grid.nodes = nodes | late
+    strategy.start(grid, START, num_rounds=25)
+    assert any(17 in asked for asked in grid.sent)
 
 
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:

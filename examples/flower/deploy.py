@@ -242,7 +242,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    shutil.rmtree(given.folder, ignore_errors=True)
+    if (given.folder / "ca.crt").exists():  # an earlier federation's
+        shutil.rmtree(given.folder)
+    elif given.folder.exists() and any(given.folder.iterdir()):
+        parser.error(f"--folder: {given.folder} holds something else than a federation; use a new folder")
     with Federation(given.folder) as federation:
         federation.start_superlink()
         print("SuperLink with TLS on port", federation.port)

@@ -169,11 +169,13 @@ class SieveStrategy(FedAvg):
         round = server_round + self._before
         arms = self._who_is_there(grid)
         ids = np.array(sorted(arms), dtype=np.int64)
+        weights = self._weights(ids.tolist())
         if not self._begun:
-            self.sampler.begin(self.seed, ids, self._weights(ids.tolist()))
+            self.sampler.begin(self.seed, ids, weights)
             if self._saved_sampler is not None:
                 self.sampler.load_state_dict(self._saved_sampler)
             self._begun = True
+        self.sampler.weigh(ids, weights)
         count = self._count(self.fraction_train, self.min_train_nodes, len(arms))
         sampled = [int(client) for client in self.sampler.sample(round, ids, count)]
         if strangers := set(sampled).difference(arms):
