@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from itertools import product
@@ -14,6 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 import fedsieve as fs
 from fedsieve.clients import LocalTraining, draw_crops_and_flips
@@ -200,26 +203,51 @@ def test_lanes_agree_with_the_reference_on_the_cpu() -> None:
     agree(updates[1], updates[0])
 
 
+def exact_score_and_gradient(engine: SequentialEngine, model: Tensor, examples: Tensor | None) -> tuple[Tensor, Tensor]:
+    """In double precision."""
+    point = model.double().requires_grad_()
+    pieces = engine.layout.tensors(point)
+    for piece in engine.layout.pieces[sum(one.start < engine.layout.parameters for one in engine.layout.pieces) :]:
+        pieces[piece.name] = pieces[piece.name].detach()
+    module = copy.deepcopy(engine.module).double().to(model.device).eval()
+    inputs, labels = engine._examples("validation", engine.validation[slice(None) if examples is None else examples])
+    score = -cross_entropy(functional_call(module, pieces, (inputs.double(),)), labels)
+    return score.detach(), torch.autograd.grad(score, point)[0]
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-4), ("bf16", 0.1)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", ["cnn", "vgg11", Normed, PartlyFrozen])
-def test_gradients_on_validation_data_are_those_of_the_reference(
-    model: str | type[nn.Module], precision: str, error: float
+def test_gradients_on_validation_data_are_as_exact_as_those_of_the_reference(
+    model: str | type[nn.Module], precision: str
 ) -> None:
     name, part = (model, None) if isinstance(model, str) else ("cnn", model)
     lanes, reference = (
-        assemble(config(engine=kind, device="cuda", precision=numbers, model=name), dataset=images(), model=part)[1]
-        for kind, numbers in (("lanes", precision), ("sequential", "fp32"))
+        assemble(config(engine=kind, device="cuda", precision=precision, model=name), dataset=images(), model=part)[1]
+        for kind in ("lanes", "sequential")
     )
-    start = lanes.initial_model()
+    assert isinstance(lanes, LanesEngine) and isinstance(reference, SequentialEngine)
+    start, rounding = lanes.initial_model(), 1e-5 if precision == "fp32" else 0.02
     for scale in (1.0, 1.1, 0.9, 1.0):  # of each size as it is, captured, and replayed for other models and examples
         for examples in (None, torch.arange(int(10 * scale), int(10 * scale) + 17)):
+            exact_score, exact = exact_score_and_gradient(reference, scale * start, examples)
             score, gradient = lanes.score_and_gradient(scale * start, examples)
-            expected, slope = reference.score_and_gradient(scale * start, examples)
-            assert float(score) == pytest.approx(float(expected), rel=error)
-            assert float((gradient - slope).norm() / slope.norm()) < error
-    assert isinstance(lanes, LanesEngine) and lanes._validation_slope is not None
+            assert float(score) == pytest.approx(float(exact_score), rel=rounding)
+            _, other = reference.score_and_gradient(scale * start, examples)
+            error, others = (float((one - exact).norm() / exact.norm()) for one in (gradient, other))
+            assert error < 1.3 * others + rounding
+            assert error < 0.25  # where images nearly cancel, bf16 is as coarse as that
+    assert lanes._validation_slope is not None
     assert set(lanes._validation_slope._graphs) == {50, 17}
+
+
+@pytest.mark.cuda
+def test_a_run_that_has_ended_keeps_no_memory_from_others() -> None:
+    data, kept = images(), []
+    for seed in range(4):
+        fs.run(config(algorithm="fedsieve", device="cuda", precision="bf16", seed=seed), dataset=data)
+        kept.append(torch.cuda.memory_reserved())
+    assert max(kept[1:]) <= kept[0] + 64 * 2**20
 
 
 class Pooled(nn.Sequential):

@@ -96,7 +96,9 @@ class Models(Sequence[Tensor]):
 
 
 class Judge(ABC):
-    """Who knows the server's validation data; every engine does."""
+    """Who knows the server's validation data, and perhaps the `layout` of a flat model; every engine does."""
+
+    layout: Layout | None = None
 
     @abstractmethod
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:

@@ -36,6 +36,14 @@ def record(work: Callable[[], T], beside: torch.cuda.CUDAGraph | None = None) ->
     return graph, result
 
 
+def free_unused_memory() -> None:
+    """Give back to the GPU what graphs that are gone worked in: PyTorch keeps it, and other processes can't have it."""
+    gc.collect()
+    with _counting:
+        if not _captures:  # of another run; what is left then goes with the next
+            torch.cuda.empty_cache()
+
+
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """Inside, nothing is freed by chance: letting go of another run's graph or event would break a capture."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedsieve.clients import LocalTraining, channels_last, crop_and_flip, draw_crops_and_flips, takes_channels_last
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
-from fedsieve.engines.capture import CannotCapture
+from fedsieve.engines.capture import CannotCapture, free_unused_memory
 from fedsieve.engines.fusing import fused_twin
 from fedsieve.engines.lane import Common, Lane, to_gpu
 from fedsieve.engines.precision import Precision
@@ -102,9 +102,10 @@ class LanesEngine(SequentialEngine):
             yield self._validation_slope.at(model, channels_last(inputs) if self._channels_last else inputs, labels)
 
     def close(self) -> None:
-        """Let go of the lanes."""
+        """Let go of the lanes, and of the memory they worked in."""
         self._lanes.clear()
         self._common = self._validation_slope = None
+        free_unused_memory()
 
     def _open_lanes(self, count: int) -> None:
         if self._given_up:
