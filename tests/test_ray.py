@@ -212,23 +212,45 @@ def test_who_is_slow_gets_less_to_do(cluster: Cluster) -> None:
     engine.close()
 
 
-def test_an_actor_that_dies_changes_nothing(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    settings = config(clients=8, ratio=1.0, rounds=2, local_epochs=4, algorithm="fedca")
-    killed: list[int] = []
+class Mortal(nn.Module):
+    """Kills the first process on the cluster that trains it, or already the first that makes one."""
 
-    class Killer(fs.Callback):
-        def on_start(self, config: fs.Config, done: int) -> None:
-            def kill() -> None:
-                killed.extend(workers()[:1])
-                os.kill(killed[0], signal.SIGKILL)
+    def __init__(self, marker: Path, at_once: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        self.marker = marker
+        if at_once:
+            self.die_once()
 
-            wait_for(2)
-            soon(kill, 0.8)
+    def die_once(self) -> None:
+        if on_the_cluster():
+            try:
+                os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.die_once()
+        outputs: Tensor = self.linear(inputs.flatten(1))
+        return outputs
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["while it trains", "while it starts"])
+def test_an_actor_that_dies_changes_nothing(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, at_once: bool
+) -> None:
+    settings = config(clients=8, ratio=1.0, rounds=2, local_epochs=1, algorithm="fedca")
+    marker = tmp_path / "died"
+
+    def build() -> nn.Module:
+        return Mortal(marker, at_once)
 
     with caplog.at_level(logging.WARNING, "fedsieve"):
-        there = fs.run(settings.model_copy(update={"engine": "ray"}), model=Slow, callbacks=[Killer()])
-    assert killed and "a Ray actor is lost" in caplog.text
-    same(fs.run(settings, model=Slow), there)
+        there = fs.run(settings.model_copy(update={"engine": "ray"}), model=build)
+    assert marker.exists() and caplog.text.count("a Ray actor is lost") == 1
+    same(fs.run(settings, model=build), there)
 
 
 def test_models_that_were_lost_are_trained_again(cluster: Cluster) -> None:

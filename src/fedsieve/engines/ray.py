@@ -350,6 +350,7 @@ class RayEngine(Engine):
             self._actors.remove(actor)
             if "creation task" in str(error):
                 raise ClusterLost(f"a Ray actor can't start: {reason(error, -1)}") from None
+            log.warning("a Ray actor is lost while it starts (%s); another takes its place", reason(error))
 
     def _start_missing(self) -> None:
         """An actor in every place that has none; those of lost nodes are dropped."""
