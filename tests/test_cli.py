@@ -197,3 +197,14 @@ def test_the_installed_command_runs() -> None:
         [sys.executable, "-m", "fedsieve", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.startswith("fedsieve 0.")
+
+
+def test_a_run_without_a_folder_takes_a_name_that_is_free(typed: Typed) -> None:
+    words = ("run", "--rounds", "1", "--clients", "4", "--algorithm", "fedavg")
+    places = [typed(*words, *more)[1].splitlines()[-1] for more in ((), ("--lr", "0.1"), ())]
+    name = "runs/digits-class-0.1-fedavg-seed0"
+    assert places == [name, f"{name}-2", f"{name}-3"]
+    status, printed, said = typed(*words, "--resume")  # the first, which is finished
+    assert status == 0 and printed.splitlines()[-1] == name and "begins now" not in said
+    status, _, said = typed(*words, "--resume", "--out", "elsewhere")
+    assert status == 0 and "note: there is no run in elsewhere to go on with: it begins now" in said

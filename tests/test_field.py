@@ -85,7 +85,7 @@ def test_every_defence_meets_every_attack_it_can_stand() -> None:
             config = cell.config(quick, 0)
             options = config.options()
             per_liar, more = FILTERS[config.filter].models if config.filter != "own" else (0, 1)
-            assert config.per_round >= per_liar * options.byzantine + more
+            assert options.per_round >= per_liar * options.byzantine + more
 
 
 def test_a_defence_assumes_liars_where_there_are_none() -> None:
@@ -177,12 +177,20 @@ def test_a_small_study_from_runs_to_pictures(tmp_path: Path, monkeypatch: pytest
     assert text.startswith("# Ways to choose clients on digits") and "| fedcs | best subset |" in text
 
 
+def test_who_is_chosen_by_size_is_averaged_without_regard_to_it() -> None:
+    study = FIELD.study(quick=True, rounds=None, dataset=None, device="cpu")
+    averaged = {name: Choice(name, "all", "class").config(study, 0).coefficients for name in SAMPLERS}
+    assert {name for name, coefficients in averaged.items() if coefficients == "mean"} == {
+        "proportional", "agnostic", "power-of-choice", "power-of-choice-exact", "power-of-choice-batch",
+    }  # fmt: skip
+    assert set(averaged.values()) == {"mean", "normalised"}
+
+
 def test_these_studies_stand_alone(typed: Typed) -> None:
     assert find_plan(["field"]) is FIELD and find_plan(["attacks"]) is ATTACKS and find_plan(["table4", "all"]) is PAPER
     with pytest.raises(InvalidSetting, match="field alone"):
         find_plan(["table2", "field"])
     status, printed, said = typed("reproduce", "attacks", "--quick", "--report-only", "--out", "nothing")
-    assert status == 0 and "What attacks cost" in printed and "no runs yet" in said
-    assert "20 % of the clients hostile" in Path("nothing/results.md").read_text()
+    assert status == 2 and not printed and said.startswith("error: out: 'nothing'") and not Path("nothing").exists()
     status, _, said = typed("reproduce", "defences")
     assert status == 2 and "attacks" in said and said.count("\n") == 1

@@ -16,8 +16,20 @@ from scipy import stats
 
 import fedsieve as fs
 from fedsieve.errors import InvalidSetting
-from fedsieve.reproduction import PAPER, Reproduction, Study, find_plan, paper, published, reproduce, tables, write_up
+from fedsieve.reproduction import (
+    OURS,
+    PAPER,
+    Reproduction,
+    Study,
+    find_plan,
+    paper,
+    published,
+    reproduce,
+    tables,
+    write_up,
+)
 from fedsieve.reproduction.claims import CLAIMS, Claim, Interval, judge
+from fedsieve.reproduction.ours import BASELINES, RIVALS, ours_figure, ours_table
 from fedsieve.reproduction.paper import READINGS, SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
 from fedsieve.reproduction.pictures import per_class
 from fedsieve.reproduction.results import Results
@@ -84,9 +96,9 @@ def test_tables_and_figures_share_their_runs() -> None:
     assert len(everything) == len(set(everything))
     once = {cell for cell, _ in everything}
     # 22 of Table 4, 15 that Table 2 adds, the baseline, three that Figure 6 and four that Figure 5 add,
-    # and six as printed
-    assert len(once) == 22 + 15 + 1 + 3 + 4 + 6
-    assert len(everything) == 22 * 3 + 15 * 2 + 3 + 3 + 4 + 6
+    # and five as printed
+    assert len(once) == 22 + 15 + 1 + 3 + 4 + 5
+    assert len(everything) == 22 * 3 + 15 * 2 + 3 + 3 + 4 + 5
     assert set(PAPER.jobs(["table3"], 2)) | set(PAPER.jobs(["table5"], 2)) == set(PAPER.jobs(["table4"], 2))
     seeds = [seed for _, seed in everything]
     assert seeds == sorted(seeds)  # a whole table with one seed before the next seed
@@ -210,6 +222,44 @@ def test_what_is_printed_is_compared_with_our_reading_of_it_on_the_same_seeds() 
     assert rows["client", "FedPdp", "coefficients: literal"] == ("–", "–", "–")
 
 
+def test_our_method_is_compared_with_the_best_fedcm_seed_by_seed() -> None:
+    ours, fedcm, fedavg = (
+        Cell("fedsieve", "class"),
+        Cell("fedcm-ts", "class", score="accuracy"),
+        Cell("fedavg", "class"),
+    )
+    study = OURS.study(quick=True, rounds=4, dataset=None, device="cpu")
+    assert study.settings == STUDY.settings  # so that runs of the paper's tables count
+    found = Results(
+        study,
+        [*RIVALS, *BASELINES],
+        [made_up(ours, seed, final, 71) for seed, final in enumerate((80, 82, 84))]
+        + [made_up(fedcm, 0, 75), made_up(fedcm, 1, 78), made_up(fedavg, 0, 70), made_up(SERVER_ONLY, 0, 60)],
+    )
+    table = ours_table("class", found)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["FedSieve"] == ("3", "82.0 ± 2.0", "38.2 ± 0.5", "3.0 ± 0.0", "–")
+    assert rows["FedCM-TS, accuracy"] == ("2", "76.5 ± 2.1", "19.1 ± 0.5", "4.0 ± 0.0", "+4.5 [-1.9, +10.9]")
+    assert rows["FedAvg"][3:] == ("4.0", "+10.0") and rows["Server only"][3:] == ("never", "+20.0")
+    assert rows["FedPdp"] == ("0", "–", "–", "–", "–") and "70.0 %" in table.note
+    elsewhere = {row[0]: row[1:] for row in ours_table("client", found).rows}
+    assert (
+        elsewhere["Server only"] == ("1", "60.0", "15.0", "–", "–")
+        and "–, FedAvg's" in ours_table("client", found).note
+    )
+    figure = ours_figure(found)
+    assert figure is not None and [len(axes.lines) for axes in figure.axes] == [1, 4]
+    assert ours_figure(Results(study, RIVALS + BASELINES, [])) is None
+
+
+def test_our_plan_has_five_seeds_of_what_is_decisive_and_needs_what_the_paper_has() -> None:
+    jobs = OURS.jobs(OURS.find(["ours"]), None)
+    assert len(jobs) == len(set(jobs)) == 5 * 6 + 3 * (2 * 7 + 4 + 1)
+    assert find_plan(["ours"]) is OURS
+    best = max(published.TABLE_4, key=lambda cell: published.TABLE_4[cell][0])
+    assert best.algorithm == "fedcm-ts" and Cell("fedcm-ts", "class", score="accuracy") in RIVALS
+
+
 def test_runs_of_another_setting_are_never_put_together(caplog: pytest.LogCaptureFixture) -> None:
     cell = TABLE_4[0]
     longer = PAPER.study(quick=True, rounds=5, dataset=None, device="cpu")
@@ -227,6 +277,24 @@ def test_the_map_of_figure_5_has_every_client_it_knows() -> None:
     shares = per_class(history)
     assert shares.shape == (20, 10) and shares[3, 0] == 0.3 and shares[4, 9] == 0.2
     assert np.isnan(shares[5]).all() and np.isnan(shares).all(1).sum() == 18
+
+
+def test_the_page_keeps_what_was_asked_for_before(tmp_path: Path) -> None:
+    for history in (made_up(TABLE_4[0], 0, 50), made_up(SERVER_ONLY, 0, 60)):
+        write_record(history, tmp_path / "records")
+    write_up(Reproduction(PAPER, STUDY, ["figure3"], None, tmp_path))
+    outcome = write_up(Reproduction(PAPER, STUDY, ["table5"], None, tmp_path))
+    assert [table.title for table in outcome.tables] == ["Table 5: rounds to FedAvg's final accuracy"]
+    page = (tmp_path / "results.md").read_text()
+    assert "### Table 4" in page and "### Table 5" in page and "### Claims" in page and "figures/figure3.png" in page
+    assert "### Table 2" not in page and "figure6" not in page  # no runs
+
+
+def test_without_the_data_set_figure_1_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    study = PAPER.study(quick=False, rounds=4, dataset=None, device="cpu", data_dir=tmp_path)
+    outcome = write_up(Reproduction(PAPER, study, ["figure1"], None, tmp_path))
+    assert outcome.files == [tmp_path / "results.md"]
+    assert "Figure 1: data per client is left out: " in caplog.text
 
 
 def test_what_is_finished_is_not_run_again_and_others_seeds_count(tmp_path: Path) -> None:
@@ -316,11 +384,11 @@ def test_all_of_it_quickly(typed: Typed, tmp_path: Path) -> None:
         assert title in printed
     paper = tmp_path / "paper"
     records = {path.name: path.read_text() for path in (paper / "records").iterdir()}
-    assert len(records) == 51
+    assert len(records) == 50
     for number, ending in ((number, ending) for number in (1, 2, 3, 5, 6) for ending in ("png", "svg", "pdf")):
         assert (paper / "figures" / f"figure{number}.{ending}").stat().st_size > 5000
     summary = (paper / "results.md").read_text()
-    assert "51 runs on cpu" in summary and "![Figure 3" in summary and "| class | FedCM-TS |" in summary
+    assert "50 runs on cpu" in summary and "![Figure 3" in summary and "| class | FedCM-TS |" in summary
     assert "FedCM-UCB" in (paper / "report.html").read_text()
     status, again, _ = typed(*words)
     assert (status, again) == (0, printed)  # nothing was run: the records are the very same
@@ -329,8 +397,24 @@ def test_all_of_it_quickly(typed: Typed, tmp_path: Path) -> None:
 
 def test_a_report_of_nothing_says_so(typed: Typed, tmp_path: Path) -> None:
     status, printed, said = typed("reproduce", "table4", "figure3", "--quick", "--report-only", "--out", "empty")
+    assert status == 2 and not printed
+    assert said == "error: out: 'empty' is not allowed; use a folder with records of finished runs\n"
+    assert not (tmp_path / "empty").exists()
+    write_record(made_up(TABLE_2[0], 0, 50), tmp_path / "few" / "records")
+    status, printed, said = typed(
+        "reproduce",
+        "table4",
+        "figure3",
+        "--quick",
+        "--rounds",
+        "4",
+        "--report-only",
+        "--precision",
+        "fp32",
+        "--out",
+        "few",
+    )
     assert status == 0 and "–" in printed and "Figure 3: bandits: no runs yet" in said
-    assert not (tmp_path / "empty" / "report.html").exists()
     status, _, said = typed("reproduce", "table4", "--device", "gpu")
     assert status == 2 and said.startswith("error: device: 'gpu'") and said.count("\n") == 1
     (tmp_path / "file").touch()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,12 +31,15 @@ from fedsieve.runs.experiment import SIMULATED
 app = typer.Typer(
     name="fedsieve",
     help="Federated learning that chooses which clients to ask and which models to believe.",
-    epilog="Begin with:  fedsieve compare --algorithms fedavg,fedca,fedcm-ts --seeds 3 --rounds 30",
+    epilog="Begin with: fedsieve compare --algorithms fedavg,fedca,fedcm-ts --lr 0.05 --batch-size 16 --rounds 30",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+log = logging.getLogger("fedsieve")
+
 data_app = typer.Typer(help="List, fetch and look at data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
@@ -83,7 +88,9 @@ def run_command(
     begun = RunDirectory(out) if resume and out is not None else None
     config = settings.config(begun.config() if begun is not None and begun.exists else None)
     name = f"{config.dataset}-{config.heterogeneity}-{config.alpha:g}-{config.algorithm}-seed{config.seed}"
-    place = out or Path("runs") / name
+    place = out or (Path("runs") / name if resume else _unused(Path("runs") / name))
+    if resume and not RunDirectory(place).exists:
+        log.info("there is no run in %s to go on with: it begins now", place)
     with RunProgress(config.rounds) as progress:
         history = run(config, out=place, resume=resume, callbacks=[progress, *_trackers(track, place)])
     summary = history.summary
@@ -99,6 +106,12 @@ def run_command(
         write_whole(place / "profile.json", (json.dumps(history.profile, indent=2) + "\n").encode())
     elif profile:
         print("nothing to profile: the run was finished before")
+
+
+def _unused(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, ... where no run was begun."""
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(place for place in chain([folder], numbered) if not RunDirectory(place).exists)
 
 
 def _trackers(names: str, out: Path) -> list[Callback]:
@@ -233,6 +246,7 @@ def report_command(
 ) -> None:
     """Write one interactive web page about finished runs: a single file that needs no network.
 
+    RUN is a run directory, or a folder that holds some.
     Runs that differ in nothing but algorithm and seed are averaged; other settings have parts of their own. Unfinished
     and damaged runs are named and left out.
     """
@@ -254,7 +268,7 @@ def reproduce_command(
         list[str],
         typer.Argument(
             metavar="TARGET...",
-            help="table2 to table5, figure1, 2, 3, 5, 6, claims, readings or all; or one of field, attacks, validation",
+            help="table2 to 5, figure1, 2, 3, 5, 6, claims, readings, all; or one of ours, field, attacks, validation",
         ),
     ],
     quick: Annotated[
@@ -263,12 +277,12 @@ def reproduce_command(
     seeds: Annotated[
         int | None,
         typer.Option(
-            help="seeds of every run (default: 3; table2 2, figure5 and 6 1; with --quick, field and so on 1)"
+            help="seeds of every run (default: 3; ours 5, table2 2, figure5 and 6 1; with --quick, ours and so on 1)"
         ),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(help="rounds of every run (default: 100, attacks 40, validation 60; with --quick 20, attacks 10)"),
+        typer.Option(help="rounds of every run (default: 100, attacks 30, validation 60; with --quick 20, attacks 10)"),
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="the data set (default: cifar10; with --quick digits)")] = None,
     data_dir: DataDir = None,
@@ -292,9 +306,13 @@ def reproduce_command(
 ) -> None:
     """Reproduce the paper's tables and figures, its numbers beside ours; or compare FedCM with the field.
 
-    Begin with `fedsieve reproduce all --quick`. `field` compares all ways to choose clients, with and without the
-    combinatorial filter; `attacks` all defences under all attacks; `validation` what looks at validation data, by how
-    much there is and how good it is.
+    TARGET is one or more of table2, table3, table4, table5, figure1, figure2, figure3, figure5, figure6, claims and
+    readings, or all of these: `all`. Begin with `fedsieve reproduce all --quick`.
+
+    Or it is one of four studies: `ours` has averaging that learns its weights beside the paper's algorithms and the
+    baselines a sceptic asks for; `field` compares all ways to choose clients, with and without the combinatorial
+    filter; `attacks` all defences under all attacks; `validation` what looks at validation data, by how much there is
+    and how good it is.
 
     Runs that tables share are made once; each finished run is one small JSON file in DIR/records. What is there is not
     run again, whoever made it: put records of other machines or seeds there and they count. Interrupted, the same
@@ -308,6 +326,8 @@ def reproduce_command(
     study = plan.study(quick, rounds, dataset, device, **more)
     folder = out or Path(f"runs/{plan.name}-quick" if quick else f"runs/{plan.name}")
     reproduction = Reproduction(plan, study, targets, plan.quick_seeds if quick and seeds is None else seeds, folder)
+    if report_only and reproduction.jobs and not reproduction.results().all():
+        raise InvalidSetting("out", str(folder), "a folder with records of finished runs")
     if not report_only:
         missing = reproduction.missing()
         if engine == "ray":
@@ -384,7 +404,8 @@ def data_list(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10")], data_dir: DataDir = None
+    name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist|cifar10", help="the data set")],
+    data_dir: DataDir = None,
 ) -> None:
     """Bring a data set to the data folder, from the first source that answers, checked against fixed SHA-256 sums."""
     print(fetch_with_bar(name, data_dir))

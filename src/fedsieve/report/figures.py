@@ -121,6 +121,7 @@ def accuracy_panels(
         axes.set_ylabel("test accuracy (%)")
     for axes in grid[-1, :]:
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
     handles = [Line2D([], [], color=colours[name], linewidth=2, label=_title(name)) for name in names]
     columns_of_legend = len(names) if len(names) <= 6 else -(-len(names) // 2)
     figure.legend(

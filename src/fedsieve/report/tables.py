@@ -106,7 +106,8 @@ def profile_table(rounds: Sequence[Mapping[str, float]]) -> Table:
 
 def algorithms_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The paper's Table 1, from the code."""
-    table = Table(header_style="bold", title="Algorithms (Table 1 of the paper, from the code)", title_justify="left")
+    title = "Algorithms (Table 1 of the paper and more, from the code)"
+    table = Table(header_style="bold", title=title, title_justify="left")
     for heading in ("Name", "Model filter", "Prior knowledge", "Sampling", "Objective", "Averaging"):
         table.add_column(heading, overflow="fold")
     for row in rows:

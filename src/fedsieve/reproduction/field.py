@@ -29,7 +29,7 @@ SAMPLERS_QUICK: dict[str, Any] = {
     "favor_target": 0.9, "batch_size": 16, "lr": 0.05, "schedule": "cosine", "score": "cross-entropy",
 }  # fmt: skip
 ATTACKS_FULL: dict[str, Any] = {
-    "dataset": "cifar10", "rounds": 40, "clients": 100, "ratio": 0.15, "heterogeneity": "class", "alpha": 1.0
+    "dataset": "cifar10", "rounds": 30, "clients": 100, "ratio": 0.15, "heterogeneity": "class", "alpha": 1.0
 }  # fmt: skip
 ATTACKS_QUICK: dict[str, Any] = {
     "dataset": "digits", "rounds": 10, "clients": 30, "ratio": 0.5, "heterogeneity": "class", "alpha": 1.0,
@@ -44,7 +44,10 @@ log = logging.getLogger("fedsieve")
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to choose clients, with or without the combinatorial filter, everything else as in FedPdp."""
+    """A way to choose clients, with or without the combinatorial filter, everything else as in FedPdp.
+
+    Where clients are chosen by size, models are averaged without regard to it, as the methods' sources do.
+    """
 
     sampler: str
     filter: str
@@ -61,6 +64,8 @@ class Choice:
         if self.sampler == "fedcs":
             settings["deadline"] = study.settings["deadline"]
         settings |= {"algorithm": "fedpdp", "heterogeneity": self.heterogeneity, "seed": seed}
+        if SAMPLERS[self.sampler].by_size:
+            settings["coefficients"] = "mean"
         if self.sampler == "favor":
             settings["favor_agent"] = AGENTS / record_name(Config(**settings)) / "agent.safetensors"
         return Config(**settings, sampler=self.sampler, filter=self.filter)

@@ -40,12 +40,12 @@ def samplers_table(heterogeneity: str, results: Results) -> Table:
     said = NOTHING if target is None else f"{target:.1f} %"
     return Table(
         f"Ways to choose clients, {heterogeneity} heterogeneity",
-        ("Sampler", "Kept", "Accuracy", "Last 10 rounds", "Rounds", "Simulated minutes", "Reached", "Gini"),
+        ("Sampler", "Kept", "Accuracy", "Last 10", "Rounds", "Minutes", "Reached", "Gini"),
         rows,
-        "Test accuracy in %, mean ± standard deviation over seeds. Rounds and simulated minutes to "
-        f"{said}, the mean final accuracy of uniform sampling that keeps all, of the seeds that reached it. Gini: how "
-        "unevenly clients were asked, from 0, all as often, to almost 1, always the same one. The best subset with ucb "
-        "or thompson is FedCM, with uniform FedCA.",
+        "Test accuracy in %, of the last round and of the last 10, mean ± standard deviation over seeds. Rounds and "
+        f"simulated minutes to {said}, the mean final accuracy of uniform sampling that keeps all, of the seeds that "
+        "reached it. Gini: how unevenly clients were asked, from 0, all as often, to almost 1, always the same one. "
+        "The best subset with ucb or thompson is FedCM, with uniform FedCA.",
         left=2,
     )
 

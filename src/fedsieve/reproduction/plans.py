@@ -1,4 +1,4 @@
-"""What `fedsieve reproduce` can make: the paper, two comparisons with the field, and what validation data is worth."""
+"""What `fedsieve reproduce` can make: the paper, our own method, and three comparisons with a setting of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fedsieve.reproduction import (
     field,
     field_pictures,
     field_tables,
+    ours,
     paper,
     pictures,
     tables,
@@ -41,6 +42,18 @@ PAPER = Plan(
     paper.FULL,
     paper.QUICK,
     {"cifar10": paper.SETTLED},
+)
+OURS = Plan(
+    "ours",
+    "Averaging that learns its weights",
+    {
+        "ours": Target("FedSieve and its rivals", ours.RIVALS, 5, ours.TABLES, ours.ours_figure),
+        "baselines": Target("What it has to beat", ours.BASELINES, 3),
+    },
+    paper.FULL,
+    paper.QUICK,
+    {"cifar10": paper.SETTLED},
+    quick_seeds=1,
 )
 FIELD = Plan(
     "field",
@@ -95,7 +108,7 @@ VALIDATION = Plan(
     quick_seeds=1,
     page=False,
 )
-PLANS = {"field": FIELD, "attacks": ATTACKS, "validation": VALIDATION}
+PLANS = {"ours": OURS, "field": FIELD, "attacks": ATTACKS, "validation": VALIDATION}
 
 
 def find_plan(targets: Sequence[str]) -> Plan:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsieve.errors import InvalidSetting
+from fedsieve.errors import InvalidSetting, MissingData
 from fedsieve.locking import locked, made
 from fedsieve.report import style
 from fedsieve.report.page import write_page
 from fedsieve.reproduction.results import Results
-from fedsieve.reproduction.study import Plan, Study
+from fedsieve.reproduction.study import Plan, Study, Target
 from fedsieve.reproduction.tables import Table
 from fedsieve.runs import Callback, Config, History, find_runs, read_record, record_name, run_many, write_record
 from fedsieve.runs.config import PLACE
@@ -36,11 +36,9 @@ class Reproduction:
         self.records = out / "records"
 
     def results(self) -> Results:
-        """What is finished, of any seed."""
-        asked = {cell for name in self.targets for cell in self.plan.targets[name].cells}
+        """What is finished, of any seed and of every target of the plan."""
         targets = sorted(self.plan.targets.values(), key=lambda target: -len(target.cells))  # Table 4's order first
-        every = (cell for target in targets for cell in target.cells)
-        cells = [cell for cell in dict.fromkeys(every) if cell in asked]
+        cells = dict.fromkeys(cell for target in targets for cell in target.cells)
         return Results(self.study, cells, find_runs([self.records]) if self.records.is_dir() else [])
 
     def missing(self) -> dict[Path, Config]:
@@ -84,35 +82,53 @@ class Outcome:
 
 
 def write_up(reproduction: Reproduction) -> Outcome:
-    """Tables as Markdown, figures as PNG, SVG and PDF, and the interactive page; one process at a time."""
+    """Tables as Markdown, figures as PNG, SVG and PDF, and the interactive page; one process at a time.
+
+    The Markdown page has all that there are runs for in the folder, asked for now or before.
+    """
     with locked(reproduction.out):
         return _write_up(reproduction)
 
 
 def _write_up(reproduction: Reproduction) -> Outcome:
     results, out, plan = reproduction.results(), reproduction.out, reproduction.plan
-    tables = [make(results) for name in reproduction.targets for make in plan.targets[name].tables]
-    files = []
-    pictures = []
-    for name in reproduction.targets:
-        target = plan.targets[name]
-        if target.figure is None:
-            continue
-        figure = target.figure(results)
-        if figure is None:
-            log.info("%s: no runs yet", target.title)
-            continue
-        paths = [style.save(figure, out / "figures" / f"{name}.{ending}") for ending in FORMATS]
-        files.append(paths[0])
-        pictures.append(f"### {target.title}\n\n![{target.title}](figures/{name}.png)\n")
+    tables, files, pages, pictures = list[Table](), list[Path](), list[str](), list[str]()
+    for name, target in plan.targets.items():
+        asked = name in reproduction.targets
+        if asked or any(results.of(cell) for cell in target.cells):
+            made_now = [make(results) for make in target.tables]
+            pages += [table.markdown() for table in made_now]
+            tables += made_now if asked else []
+        picture = out / "figures" / f"{name}.png"
+        if asked and _draw(target, results, picture):
+            files.append(picture)
+        if target.figure is not None and picture.exists():
+            pictures.append(f"### {target.title}\n\n![{target.title}](figures/{name}.png)\n")
     text = [f"# {plan.title} on {results.study.on}\n", _what_was_run(results)]
     summary = out / "results.md"
     summary.parent.mkdir(parents=True, exist_ok=True)
-    summary.write_text("\n".join([*text, *(table.markdown() for table in tables), *pictures]), encoding="utf-8")
+    summary.write_text("\n".join([*text, *pages, *pictures]), encoding="utf-8")
     files.append(summary)
     if results.all() and plan.page:
         files.append(write_page(results.all(), out / "report.html", f"{plan.title} on {results.study.on}"))
     return Outcome(tables, files)
+
+
+def _draw(target: Target, results: Results, picture: Path) -> bool:
+    """Whether the target's figure was drawn, in all formats."""
+    if target.figure is None:
+        return False
+    try:
+        figure = target.figure(results)
+    except MissingData as error:  # Figure 1 shows the data set itself
+        log.warning("%s is left out: %s", target.title, error)
+        return False
+    if figure is None:
+        log.info("%s: no runs yet", target.title)
+        return False
+    for ending in FORMATS:
+        style.save(figure, picture.with_suffix(f".{ending}"))
+    return True
 
 
 def _what_was_run(results: Results) -> str:
@@ -121,7 +137,8 @@ def _what_was_run(results: Results) -> str:
     said = ", ".join(f"{name} {value}" for name, value in settings.items())
     minutes = sum(float(run.summary["duration"]) for run in runs) / 60
     where = sorted({str(run.summary["hardware"]["device"]) for run in runs})
+    versions = sorted({f"{name} {number}" for run in runs for name, number in run.summary["versions"].items()})
     return (
         f"{len(runs)} runs on {', '.join(where) or '–'}; their times add up to {minutes:.0f} minutes (runs that share "
-        f"a GPU take longer each, and less together). Setting: {said}.\n"
+        f"a GPU take longer each, and less together). Setting: {said}. Versions: {', '.join(versions) or '–'}.\n"
     )

@@ -53,9 +53,12 @@ class Results:
         """FedAvg's mean final accuracy in %, which the others race to."""
         return mean_of(self.final(Cell("fedavg", heterogeneity)))
 
-    def rounds(self, cell: Cell) -> dict[int, int | None]:
-        """By seed, the first round whose accuracy is at least FedAvg's final one; None if none is."""
-        target = self.target(cell.heterogeneity)
+    def rounds(self, cell: Cell, heterogeneity: str | None = None) -> dict[int, int | None]:
+        """By seed, the first round whose accuracy is at least FedAvg's final one; None if none is.
+
+        FedAvg's is that of the cell's heterogeneity, or of another, which a run without clients may be compared with.
+        """
+        target = self.target(heterogeneity or cell.heterogeneity)
         if target is None:
             return {}
         return {seed: rounds_to(target / 100, history.accuracy) for seed, history in self.runs[cell].items()}

@@ -168,7 +168,7 @@ def claims(results: Results) -> Table:
         rows.append(
             (
                 claim.text + ("" if claim.of_the_paper else " (not in the paper)"),
-                _interval(verdict.overall, claim.by),
+                f"{interval(verdict.overall)} {claim.by if verdict.overall else ''}".strip(),
                 f"{positive} of {len(decided)}",
                 verdict.word,
             )
@@ -180,7 +180,8 @@ def claims(results: Results) -> Table:
         rows,
         "Runs with the same seed are compared, so that data, partition and initial model are the same; a seed's "
         "difference is the mean over all cells of a claim, the interval is Student's t over seeds. Points of final "
-        f"accuracy, or rounds saved on the way to FedAvg's final accuracy. Server only: {alone} %.",
+        "accuracy, or rounds saved on the way to FedAvg's final accuracy, where a run that never gets there counts as "
+        f"one round more than it had. Server only: {alone} %.",
         left=1,
     )
 
@@ -213,9 +214,10 @@ def spread_of(values: Collection[float], digits: int = 1) -> str:
     return f"{mean} ± {std}" if len(values) > 1 else mean
 
 
-def _interval(interval: Interval | None, unit: str) -> str:
-    if interval is None:
+def interval(found: Interval | None) -> str:
+    """A mean difference and where it lies; of one seed, the difference alone."""
+    if found is None:
         return NOTHING
-    if math.isinf(interval.low):
-        return f"{interval.mean:+.1f} {unit}"
-    return f"{interval.mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}] {unit}"
+    if math.isinf(found.low):
+        return f"{found.mean:+.1f}"
+    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
