@@ -118,7 +118,7 @@ def test_a_node_that_dies_and_one_that_sends_nan_are_left_out(federation: Any) -
         x, y = good["x"], good["y"]
     np.savez(federation.data[3], x=np.full_like(x, np.nan), y=y)
     state = federation.folder / "state-disturbed"
-    settings = {"fraction-train": 1.0, "round-timeout": 25.0, "min-nodes": 3}
+    settings = {"fraction-train": 1.0, "round-timeout": 50.0, "min-nodes": 3}
     run = submit(federation, state, 4, **settings)
     deploy.wait_until(lambda: len(rows(state)) >= 1, "the first round")
     federation.kill("site-2")  # it has been asked, or will be, in the second round
