@@ -16,7 +16,7 @@ from rich.progress import track
 
 import fedsieve as fs
 from fedsieve.reproduction.claims import Interval
-from fedsieve.reproduction.tables import spread_of
+from fedsieve.reproduction.tables import interval, spread_of
 from fedsieve.runs.assembly import find_device
 from fedsieve.runs.environment import environment
 
@@ -79,7 +79,7 @@ def table(runs: list[dict[str, Any]]) -> str:
             ]
             lines.append(
                 f"| {attack} | {score} | {spread_of(accuracies['logits'])} | {spread_of(accuracies['weights'])} | "
-                f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}] | {', '.join(believed) or '–'} |"
+                f"{interval(gap)} | {', '.join(believed) or '–'} |"
             )
     return "\n".join(lines)
 

@@ -64,7 +64,8 @@ class Mixing(LearnedAveraging):
 
     `start`: "p" from the p_k, "subset" from the best subset's. `pull` adds λ KL(c, p) to the loss. `layers`: a weight
     for each of these stretches of the model. `free`: weights that sum to 1 but may be negative. `drop`: leave out who
-    has less than half of an equal share. `momentum` of the server: each round's change is added to that of the rounds
+    has less than half of an equal share. `settled`: stop when no weight has moved by more than this in five steps.
+    `momentum` of the server: each round's change is added to that of the rounds
     before, which count β, β², ... `tune` steps of SGD on validation data at the end. `augment`: crop and flip the
     validation images, as clients do theirs.
     """
@@ -79,13 +80,15 @@ class Mixing(LearnedAveraging):
         layers: Sequence[slice] = (slice(None),),
         free: bool = False,
         drop: bool = True,
+        settled: float = 0.0,
         momentum: float = 0.0,
         tune: int = 0,
         augment: bool = False,
     ) -> None:
         super().__init__(steps, batch, rate)
         self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
-        self.momentum, self.tune, self.augment = momentum, FineTuning(tune) if tune else None, augment
+        self.settled, self.taken = settled, list[int]()
+        self.momentum, self.tune, self.augment = momentum, FineTuning(tune, 64) if tune else None, augment
         self.needs_logits = start == "subset"  # type: ignore[misc] # of this one
         self.velocity: Tensor | None = None
         self.learned: Tensor | None = None
@@ -121,8 +124,14 @@ class Mixing(LearnedAveraging):
         a = (start / start.sum() if self.free else start.clamp(min=1e-300).log()).repeat(len(self.layers), 1)
         mean, square = torch.zeros_like(a), torch.zeros_like(a)
         rate = self.rate / 4 if self.free else self.rate
+        before = c = self._weights(a)
+        step = 0
         for step in range(1, self.steps + 1):
             c = self._weights(a)
+            if self.settled and step % 5 == 1 and step > 1:
+                if float((c - before).abs().max()) < self.settled:
+                    break
+                before = c
             gradient = self._gradient(candidates, self._mixture(held, c))
             rows = [[torch.dot(gradient[part], model[part]) for model in held] for part in self.layers]
             slope = -torch.stack([torch.stack(row) for row in rows]).double()
@@ -132,6 +141,7 @@ class Mixing(LearnedAveraging):
             mean = 0.9 * mean + 0.1 * slope
             square = 0.999 * square + 0.001 * slope**2
             a = a - rate * mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+        self.taken.append(step)
         return self._weights(a)
 
     def _weights(self, a: Tensor) -> Tensor:
@@ -227,6 +237,9 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "a weight per layer": lambda layers, rounds: (Mixing(layers=layers), None),
     "weights may be negative": lambda layers, rounds: (Mixing(free=True, drop=False), None),
     "nobody is dropped": lambda layers, rounds: (Mixing(drop=False), None),
+    "until settled, 0.02": lambda layers, rounds: (Mixing(batch=200, settled=0.02), None),
+    "until settled, 0.05": lambda layers, rounds: (Mixing(batch=200, settled=0.05), None),
+    "batch 200": lambda layers, rounds: (Mixing(batch=200), None),
     "20 steps": lambda layers, rounds: (Mixing(steps=20), None),
     "10 steps": lambda layers, rounds: (Mixing(steps=10, rate=0.4), None),
     "batch 512": lambda layers, rounds: (Mixing(batch=512), None),
@@ -273,6 +286,7 @@ def play(name: str, model: str, where: str, seed: int, rounds: int | None) -> di
         "accuracy": [round(value, 5) for value in history.accuracy],
         "seconds": round(time.perf_counter() - began, 1),
         "search_seconds_per_round": round(float(np.median(search)), 4),
+        **({"steps": round(float(np.mean(filter.taken)), 1)} if isinstance(filter, Mixing) else {}),
     }
 
 
