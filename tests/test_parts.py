@@ -75,7 +75,7 @@ def test_what_a_part_lacks_is_said_before_the_run(typed: Typed, words: str, said
 
 def test_liars_are_assumed_as_many_as_there_may_be() -> None:
     assert config(attack="nan", hostile=0.2).options().byzantine == 2  # of 8, rounded
-    assert config(byzantine=3, attack="nan", hostile=0.2).options().byzantine == 3
+    assert config(byzantine=3, filter="krum", attack="nan", hostile=0.2).options().byzantine == 3
     assert config().options().byzantine == 0
 
 

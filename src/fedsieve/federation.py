@@ -18,9 +18,10 @@ from torch import Tensor
 from fedsieve.averaging import Coefficients, Scheme, combine
 from fedsieve.engines import Engine, Update
 from fedsieve.engines.base import Models, Trained
-from fedsieve.errors import InvalidSetting, TooFewUpdates
+from fedsieve.errors import TooFewUpdates
 from fedsieve.filtering import ModelFilter, Selection
 from fedsieve.sampling import Beliefs, ClientSampler, Feedback
+from fedsieve.sampling.base import whom_to_ask
 from fedsieve.sieve import Population, Sieve
 from fedsieve.stopwatch import Stopwatch
 from fedsieve.system import SystemModel
@@ -115,10 +116,8 @@ class Federation:
             if not len(there):
                 raise TooFewUpdates(f"round {round}: no client can be reached")
             count = min(self.per_round, len(there))
-            sampled = [int(client) for client in self.sampler.sample(round, there, count)]
+            sampled = whom_to_ask(self.sampler, round, there, count)
         drawn = Counter(sampled)
-        if strangers := set(drawn).difference(there[np.isin(there, sampled)].tolist()):
-            raise InvalidSetting("sampled", min(strangers), f"ids of clients, from {type(self.sampler).__name__}")
 
         asked = np.array(sorted(drawn), dtype=np.int64)
         seconds, failed = self._device_times(round, asked)

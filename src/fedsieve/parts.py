@@ -79,6 +79,11 @@ class Part(Generic[Kind]):
     by_size: bool = False
 
     @property
+    def assumes_liars(self) -> bool:
+        """Whether it has to be told how many may lie in a round."""
+        return self.models[0] > 0
+
+    @property
     def needs(self) -> str:
         """In words."""
         per_liar, more = self.models
@@ -149,3 +154,13 @@ def check_needs(field: str, name: str, part: Part[Kind], options: Options, syste
     if options.per_round < per_liar * options.byzantine + more:
         needed = f"{part.needs.split(', ')[-1]}, of {options.per_round} that are asked for"
         raise InvalidSetting("byzantine", options.byzantine, f"a number f such that {name} has {needed}")
+
+
+def check_own(sampler: object, filter: object, averaging: object) -> None:
+    """Raise if what was given in place of a part can't be one; None stands for nothing given."""
+    if not isinstance(sampler, ClientSampler | None):
+        raise InvalidSetting("sampler", sampler, "a ClientSampler, such as fedsieve.sampling.UniformSampler()")
+    if not isinstance(filter, ModelFilter | None):
+        raise InvalidSetting("filter", filter, "a ModelFilter, such as fedsieve.filtering.KeepAll()")
+    if averaging is not None and not callable(averaging):
+        raise InvalidSetting("averaging", averaging, "a function of Kept to Coefficients, such as averaging.fedpdp")

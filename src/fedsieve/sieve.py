@@ -110,6 +110,7 @@ class Sieve:
         except TooFewUpdates as problem:
             name = type(self.filter).__name__
             raise TooFewUpdates(f"round {round}: {name} has {problem}{why}", excluded) from None
+        _check_selection(selection, len(updates), type(self.filter).__name__)
         kept = [updates[position] for position in selection.kept]
         with phase("average"), single_thread():
             if selection.model is not None:
@@ -119,7 +120,7 @@ class Sieve:
                 if not kept:
                     raise InvalidSetting("kept", (), f"at least one model kept by {type(self.filter).__name__}")
                 if selection.weights is None:
-                    coefficients = self.averaging(kept_of(kept))
+                    coefficients = self._coefficients(kept_of(kept))
                 else:
                     shares = [float(selection.weights[position]) for position in selection.kept]
                     coefficients = Coefficients(0.0, np.array(shares))
@@ -136,6 +137,14 @@ class Sieve:
             excluded=dict(sorted(excluded.items())),
             per_class=_per_class(updates, logits, self.judge.labels("validation")) if logits.numel() else None,
         )
+
+    def _coefficients(self, kept: Kept) -> Coefficients:
+        """What the scheme says, which may be the user's own."""
+        given = self.averaging(kept)
+        if not isinstance(given, Coefficients) or np.shape(given.clients) != kept.weights.shape:
+            allowed = f"Coefficients with one number for each of {len(kept.weights)} models"
+            raise InvalidSetting("averaging", given, allowed)
+        return given
 
     def _score(self, updates: list[Returned], excluded: dict[int, str]) -> tuple[Tensor, list[Returned]]:
         """Validation logits [models, examples, classes] where the filter reads them; who has none to show is out."""
@@ -163,7 +172,7 @@ class Sieve:
             return candidates
 
         def coefficients(kept: Sequence[int]) -> Coefficients:
-            return self.averaging(kept_of([updates[position] for position in kept]))
+            return self._coefficients(kept_of([updates[position] for position in kept]))
 
         def average(kept: Sequence[int]) -> Tensor:
             chosen = Models([updates[position] for position in kept])
@@ -179,6 +188,14 @@ class Sieve:
             trained=None if self.judge.layout is None else self.judge.layout.parameters,
             coefficients=coefficients,
         )
+
+
+def _check_selection(selection: object, models: int, filter: str) -> None:
+    """Raise if a filter, which may be the user's own, gave something else than a choice among so many models."""
+    if not isinstance(selection, Selection):
+        raise InvalidSetting("select", selection, f"a Selection, from {filter}")
+    if len(set(selection.kept)) < len(selection.kept) or not set(selection.kept) <= set(range(models)):
+        raise InvalidSetting("kept", selection.kept, f"different positions among {models} models, from {filter}")
 
 
 def _usable(

@@ -28,9 +28,10 @@ from fedsieve.flower.judge import NoJudge, ValidationJudge
 from fedsieve.flower.replies import Reply, claimed_id, read_reply
 from fedsieve.flower.roster import Roster
 from fedsieve.flower.state import State
+from fedsieve.parts import check_own
 from fedsieve.randomness import keys
 from fedsieve.sampling import ClientSampler, Feedback, ThompsonSampler, UCBSampler, UniformSampler
-from fedsieve.sampling.base import highest
+from fedsieve.sampling.base import highest, whom_to_ask
 from fedsieve.sieve import Population, Sieve, Sifted
 from fedsieve.stopwatch import Stopwatch
 
@@ -86,6 +87,7 @@ class SieveStrategy(FedAvg):
             train_metrics_aggr_fn=train_metrics_aggr_fn,
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
         )
+        check_own(sampler, filter, averaging)
         if client_ids not in ("replies", "ask"):
             raise unknown_name("client_ids", client_ids, ("replies", "ask"))
         if (model is None) != (validation is None):
@@ -177,11 +179,8 @@ class SieveStrategy(FedAvg):
             self._begun = True
         self.sampler.weigh(ids, weights)
         count = self._count(self.fraction_train, self.min_train_nodes, len(arms))
-        sampled = [int(client) for client in self.sampler.sample(round, ids, count)]
-        if strangers := set(sampled).difference(arms):
-            raise InvalidSetting("sampled", min(strangers), f"ids of clients, from {type(self.sampler).__name__}")
-        self._sampled = sampled
-        self._asked = {arms[client]: client for client in sampled}
+        self._sampled = whom_to_ask(self.sampler, round, ids, count)
+        self._asked = {arms[client]: client for client in self._sampled}
         log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(self._asked), len(arms))
         config["server-round"] = round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})

@@ -25,7 +25,7 @@ from fedsieve.engines.hostile import HostileEngine
 from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, ServerClient
 from fedsieve.filtering import ModelFilter
-from fedsieve.parts import FILTERS, SAMPLERS, Part, check_needs
+from fedsieve.parts import FILTERS, SAMPLERS, Part, check_needs, check_own
 from fedsieve.randomness import torch_draws
 from fedsieve.runs.config import Config, check_device
 from fedsieve.sampling import ClientSampler
@@ -50,6 +50,9 @@ def assemble(
 
     With `draws`, a seed, what is random in training follows from that; the initial model and all else from the run's.
     """
+    check_own(sampler, filter, averaging)
+    if not isinstance(dataset, Dataset | None):
+        raise InvalidSetting("dataset", dataset, "a Dataset, such as Dataset.from_arrays makes; names go into Config")
     algorithm = algorithms.find(config.algorithm)
     device = torch.device("cpu") if config.engine == "ray" else find_device(config.device)
     dataset = dataset or data.load(config.dataset, config.data_dir)
@@ -151,7 +154,15 @@ def _factory(
         return partial(models.build, config.model, dataset.input_shape, dataset.classes)
     if isinstance(model, nn.Module):
         return lambda: copy.deepcopy(model)
-    return model
+    return partial(_made_by, model)
+
+
+def _made_by(make: Callable[[], nn.Module]) -> nn.Module:
+    """A model of the user's own function, which may be none."""
+    made = make() if callable(make) else make
+    if not isinstance(made, nn.Module):
+        raise InvalidSetting("model", made, "a torch.nn.Module, or a function that makes one; names go into Config")
+    return made
 
 
 def _system(config: Config, clients: NDArray[np.int64]) -> SystemModel | None:

@@ -78,7 +78,13 @@ def run_on_cluster(
                 stored[what] = ray.put(in_memory(data.load(*what)))
             cores = 1 if on_gpu else config.workers or 1
             local = config.model_copy(
-                update={"engine": "auto", "device": "cuda" if on_gpu else "cpu", "workers": cores, "address": None}
+                update={
+                    "engine": "auto",
+                    "device": "cuda" if on_gpu else "cpu",
+                    "workers": cores,
+                    "address": None,
+                    "actors": None,
+                }
             )
             folder.mkdir(parents=True, exist_ok=True)
             (folder / token).touch()

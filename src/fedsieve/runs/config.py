@@ -165,6 +165,12 @@ class Config(BaseModel):
             raise InvalidSetting("attack", self.attack, f"one of {', '.join(ATTACKS)} where clients are hostile")
         if self.attack != "none" and not self.hostile:
             raise InvalidSetting("hostile", self.hostile, f"a share of the clients above 0 with attack {self.attack}")
+        assuming = [name for name, part in FILTERS.items() if part.assumes_liars]
+        if self.byzantine is not None and self.filter not in assuming:
+            raise InvalidSetting("byzantine", self.byzantine, f"none without --filter {', '.join(assuming)}")
+        for field in ("address", "actors"):
+            if getattr(self, field) is not None and self.engine != "ray":
+                raise InvalidSetting(field, getattr(self, field), "none without --engine ray")
         return self
 
     @classmethod

@@ -93,6 +93,11 @@ def run(
     `save_every` is the least number of seconds between checkpoints; with 0 there is one after each round. Rounds after
     the last checkpoint are lost in a kill and played again on `resume`, with the same result.
     """
+    if not isinstance(config, Config | None):
+        raise InvalidSetting("config", config, "a Config, such as Config(rounds=10); Config.load reads one from a file")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise InvalidSetting("callbacks", callback, "objects of classes made from Callback")
     config = config or Config()
     parts = {"sampler": sampler, "filter": filter, "averaging": averaging, "model": model, "dataset": dataset}
     if out is None:

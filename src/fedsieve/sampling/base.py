@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, ClassVar
 
 import numpy as np
@@ -136,6 +137,18 @@ def sorted_ids(clients: ArrayLike, count: int, *, with_replacement: bool = False
     return ids
 
 
-def highest(index: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Positions, ascending, of the `count` highest of `index` [n]."""
-    return np.sort(np.argpartition(-index, count - 1)[:count]) if count else np.empty(0, dtype=np.intp)
+def whom_to_ask(sampler: ClientSampler, round: int, clients: Ids, count: int) -> list[int]:
+    """What the sampler, which may be a user's own, draws from `clients` [n]; checked to be their ids."""
+    drawn, allowed = sampler.sample(round, clients, count), f"ids of clients, from {type(sampler).__name__}"
+    try:
+        ids = [index(client) for client in drawn]
+    except TypeError:
+        raise InvalidSetting("sampled", drawn, allowed) from None
+    if strangers := set(ids).difference(clients[np.isin(clients, ids)].tolist()):
+        raise InvalidSetting("sampled", min(strangers), allowed)
+    return ids
+
+
+def highest(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Positions, ascending, of the `count` highest of `values` [n]."""
+    return np.sort(np.argpartition(-values, count - 1)[:count]) if count else np.empty(0, dtype=np.intp)
