@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -171,10 +172,23 @@ def test_a_small_study_from_runs_to_pictures(tmp_path: Path, monkeypatch: pytest
         assert sorted(len(results.of(cell)) for cell in cells) == [2] * 4
     assert len(list((tmp_path / "runs" / "favor").iterdir())) == 2  # one for each seed, with or without the filter
     everything = write_up(Reproduction(FIELD, study(FIELD, 2), ["field"], 2, tmp_path / "field"))
-    assert [path.name for path in everything.files] == ["field.png", "results.md"]
+    assert [path.name for path in everything.files] == ["field.png", "results.md", "results.json"]
     assert everything.files[0].stat().st_size > 20_000
     text = (tmp_path / "field" / "results.md").read_text()
     assert text.startswith("# Ways to choose clients on digits") and "| fedcs | best subset |" in text
+    numbers = json.loads((tmp_path / "field" / "results.json").read_text())
+    assert numbers["setting"]["heterogeneity"] == "class" and "device" not in numbers["setting"]
+    assert len(numbers["machines"]) == 1 and numbers["machines"][0]["hardware"]["cores"] >= 1
+    assert {(run["sampler"], run["filter"], run["seed"]) for run in numbers["runs"]} == {
+        (name, keep, seed) for name in ("favor", "fedcs") for keep in ("all", "combinatorial") for seed in (0, 1)
+    }
+    for run in numbers["runs"]:
+        assert run["machine"] == 0 and run["final_accuracy"] == pytest.approx(run["test_accuracy"][-1], rel=1e-4)
+        assert run["simulated_seconds"][1] > run["simulated_seconds"][0] > 0 and len(run["simulated_bytes"]) == 2
+    attacked = write_up(Reproduction(ATTACKS, study(ATTACKS, 2), ["attacks"], 2, tmp_path / "attacks"))
+    runs = json.loads(attacked.files[-1].read_text())["runs"]
+    assert [len(run["backdoor_success"]) for run in runs if run.get("attack") == "backdoor"] == [2, 2]
+    assert [run["hostile_kept"] for run in runs if run["filter"] == "bulyan"] == [0.0, 0.0]
 
 
 def test_who_is_chosen_by_size_is_averaged_without_regard_to_it() -> None:

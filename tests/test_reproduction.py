@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -430,7 +431,10 @@ def test_what_came_out_is_written_up(tmp_path: Path) -> None:
     for cell in CELLS:
         write_record(made_up(cell, 0, 50), tmp_path / "records")
     outcome = write_up(Reproduction(PAPER, STUDY, ["table4", "claims"], 1, tmp_path))
-    assert [path.name for path in outcome.files] == ["results.md", "report.html"]
+    assert [path.name for path in outcome.files] == ["results.md", "results.json", "report.html"]
+    numbers = json.loads((tmp_path / "results.json").read_text())
+    assert len(numbers["runs"]) == len(CELLS) and numbers["commands"] == ["fedsieve reproduce"]
+    assert all(run["test_accuracy"] == [0.0, 0.0, 0.0, 0.5] for run in numbers["runs"])
 
 
 def test_records_of_a_gpu_are_reported_on_any_machine(typed: Typed, tmp_path: Path) -> None:

@@ -120,15 +120,17 @@ class Battle:
 
     def config(self, study: Study, seed: int) -> Config:
         """Its run with a seed."""
+        filter = "all" if self.defence == "none" else "own" if self.defence in SIEVES else self.defence
+        assumes = filter in FILTERS and FILTERS[filter].assumes_liars
         per_round = study.settings["ratio"] * study.settings["clients"]
         return Config(
             **study.settings,
             algorithm=self.algorithm,
             score="accuracy" if self.defence == BY_ACCURACY else "cross-entropy",
-            filter="all" if self.defence == "none" else "own" if self.defence in SIEVES else self.defence,
+            filter=filter,
             attack=self.attack,
             hostile=self.hostile,
-            byzantine=None if self.hostile else math.floor(ASSUMED * per_round + 0.5),
+            byzantine=None if self.hostile or not assumes else math.floor(ASSUMED * per_round + 0.5),
             seed=seed,
         )
 

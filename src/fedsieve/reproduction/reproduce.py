@@ -13,6 +13,7 @@ from fedsieve.errors import InvalidSetting, MissingData
 from fedsieve.locking import locked, made
 from fedsieve.report import style
 from fedsieve.report.page import write_page
+from fedsieve.reproduction.numbers import numbers
 from fedsieve.reproduction.results import Results
 from fedsieve.reproduction.study import Plan, Study, Target
 from fedsieve.reproduction.tables import Table
@@ -82,7 +83,7 @@ class Outcome:
 
 
 def write_up(reproduction: Reproduction) -> Outcome:
-    """Tables as Markdown, figures as PNG, SVG and PDF, and the interactive page; one process at a time.
+    """Tables as Markdown, all numbers as JSON, figures as PNG, SVG and PDF, and the page; one process at a time.
 
     The Markdown page has all that there are runs for in the folder, asked for now or before.
     """
@@ -109,6 +110,10 @@ def _write_up(reproduction: Reproduction) -> Outcome:
     summary.parent.mkdir(parents=True, exist_ok=True)
     summary.write_text("\n".join([*text, *pages, *pictures]), encoding="utf-8")
     files.append(summary)
+    if results.all():
+        raw = out / "results.json"
+        raw.write_text(numbers(results), encoding="utf-8")
+        files.append(raw)
     if results.all() and plan.page:
         files.append(write_page(results.all(), out / "report.html", f"{plan.title} on {results.study.on}"))
     return Outcome(tables, files)
