@@ -14,6 +14,6 @@ def by_loss(kept: Kept) -> Coefficients:
 
 
 if __name__ == "__main__":
-    config = fs.Config(algorithm="fedpdp", rounds=5, batch_size=16, lr=0.05)
+    config = fs.Config(algorithm="fedpdp", rounds=5)
     history = fs.run(config, averaging=by_loss)
     print(f"coefficients of the last round: {history.rows[-1]['coefficients']}")

@@ -16,6 +16,6 @@ def clouds(points: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 if __name__ == "__main__":
     dataset = fs.Dataset.from_arrays(*clouds(1500, seed=1), *clouds(500, seed=2))
-    config = fs.Config(algorithm="fedcm-ts", clients=10, rounds=5, batch_size=16, model="mlp", augment=False)
+    config = fs.Config(algorithm="fedcm-ts", clients=10, rounds=5, model="mlp", augment=False)
     history = fs.run(config, dataset=dataset)
     print(f"accuracy after {config.rounds} rounds: {history.accuracy[-1]:.3f}")

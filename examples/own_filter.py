@@ -16,6 +16,6 @@ class BetterHalf(fs.filtering.ModelFilter):
 
 
 if __name__ == "__main__":
-    config = fs.Config(algorithm="fedpdp", rounds=5, batch_size=16, lr=0.05)
+    config = fs.Config(algorithm="fedpdp", rounds=5)
     history = fs.run(config, filter=BetterHalf())
     print(f"kept in the last round: {history.rows[-1]['kept']} of {history.rows[-1]['sampled']}")

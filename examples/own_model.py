@@ -19,6 +19,6 @@ class SmallNet(nn.Module):
 
 
 if __name__ == "__main__":
-    config = fs.Config(algorithm="fedcm-ucb", rounds=5, batch_size=16, lr=0.05)
+    config = fs.Config(algorithm="fedcm-ucb", rounds=5)
     history = fs.run(config, model=SmallNet)
     print(f"accuracy after {config.rounds} rounds: {history.accuracy[-1]:.3f}")

@@ -36,6 +36,6 @@ class HighestLossSampler(fs.sampling.ClientSampler):
 
 
 if __name__ == "__main__":
-    config = fs.Config(algorithm="fedca", rounds=5, batch_size=16, lr=0.05)
+    config = fs.Config(algorithm="fedca", rounds=5)
     history = fs.run(config, sampler=HighestLossSampler())
     print(f"accuracy after {config.rounds} rounds: {history.accuracy[-1]:.3f}")

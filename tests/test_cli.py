@@ -55,7 +55,7 @@ def test_resume_needs_only_the_folder(typed: Typed) -> None:
     status, printed, _ = typed("run", "--out", "here", "--resume")
     assert status == 0 and "2 rounds" in printed
     status, _, said = typed("run", "--out", "here", "--resume", "--lr", "3")
-    assert status == 2 and said == "error: lr: 3.0 is not allowed; use 0.01, as in the run in here\n"
+    assert status == 2 and said == "error: lr: 3.0 is not allowed; use 0.05, as in the run in here\n"
 
 
 @pytest.mark.parametrize(

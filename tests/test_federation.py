@@ -500,7 +500,15 @@ class Smooth(nn.Module):
 
 
 def config(**changes: Any) -> Config:
-    settings = {"algorithm": "fedca", "clients": 6, "ratio": 0.5, "rounds": 2, "local_epochs": 1, "lr": 0.1}
+    settings = {
+        "algorithm": "fedca",
+        "clients": 6,
+        "ratio": 0.5,
+        "rounds": 2,
+        "local_epochs": 1,
+        "lr": 0.1,
+        "batch_size": 64,
+    }
     return Config(**(settings | {"device": "cpu", "heterogeneity": "client", "alpha": 1.0} | changes))
 
 

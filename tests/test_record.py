@@ -77,7 +77,7 @@ def test_runs_that_differ_have_records_of_different_names(bandit: History, tmp_p
         (lambda text: text[:-200], "Expecting"),
         (lambda text: text.replace("fedsieve run 1", "another thing"), "no 'fedsieve run 1'"),
         (lambda text: text.replace('"rounds": 5,', '"rounds": 6,', 1), "rounds"),
-        (lambda text: text.replace('"lr": 0.01', '"lr": -1'), "lr"),
+        (lambda text: text.replace('"lr": 0.05', '"lr": -1'), "lr"),
         (lambda text: "[]", "no 'fedsieve run 1'"),
         (lambda text: text.replace('"excluded"', '"else"'), "excluded"),
     ],

@@ -31,7 +31,7 @@ from fedsieve.runs.experiment import SIMULATED
 app = typer.Typer(
     name="fedsieve",
     help="Federated learning that chooses which clients to ask and which models to believe.",
-    epilog="Begin with: fedsieve compare --algorithms fedavg,fedca,fedcm-ts --lr 0.05 --batch-size 16 --rounds 30",
+    epilog="Begin with: fedsieve compare --algorithms fedavg,fedca,fedcm-ts --rounds 30",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     add_completion=False,

@@ -84,6 +84,8 @@ class Given:
     def config(self, saved: Config | None = None) -> Config:
         """The configuration, with the fields of `saved` where nothing was set."""
         fields = {} if saved is None else saved.model_dump()
+        if self.flags.get("engine", "ray") != "ray":
+            fields |= {"address": None, "actors": None}  # of a cluster that the run is taken away from
         return Config(**fields | (read_yaml(self.file) if self.file else {}) | self.flags)
 
 

@@ -33,6 +33,7 @@ class CatalogueEntry:
     megabytes: float
     model: str
     validation_per_class: int
+    batch_size: int
     augment: bool
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
@@ -64,6 +65,7 @@ DATASETS: Final[Mapping[str, CatalogueEntry]] = {
         megabytes=0.1,
         model="mlp",
         validation_per_class=20,
+        batch_size=16,
         augment=False,
     ),
     "mnist": CatalogueEntry(
@@ -75,6 +77,7 @@ DATASETS: Final[Mapping[str, CatalogueEntry]] = {
         megabytes=55,
         model="cnn",
         validation_per_class=100,
+        batch_size=64,
         augment=False,
         mean=(0.1307,),
         std=(0.3081,),
@@ -94,6 +97,7 @@ DATASETS: Final[Mapping[str, CatalogueEntry]] = {
         megabytes=55,
         model="cnn",
         validation_per_class=100,
+        batch_size=64,
         augment=False,
         mean=(0.2860,),
         std=(0.3530,),
@@ -113,6 +117,7 @@ DATASETS: Final[Mapping[str, CatalogueEntry]] = {
         megabytes=184,
         model="vgg11",
         validation_per_class=500,
+        batch_size=64,
         augment=True,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),

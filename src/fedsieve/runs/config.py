@@ -67,8 +67,8 @@ class Config(BaseModel):
     rounds: Positive = Field(100, description="communication rounds")
     local_epochs: Positive = Field(5, description="passes of a client over its data in a round")
     local_steps: Positive | None = Field(None, description="steps of a client in a round, instead of epochs")
-    batch_size: Positive = Field(64, description="examples in a client's step")
-    lr: float = Field(0.01, gt=0, description="learning rate of the clients")
+    batch_size: Positive = Field(0, description="examples in a client's step (default: 16 for digits, else 64)")
+    lr: float = Field(0.05, gt=0, description="learning rate of the clients")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the clients' SGD")
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of the clients' SGD")
     schedule: str = Field("constant", description="learning rate over rounds: constant, step or cosine")
@@ -146,6 +146,7 @@ class Config(BaseModel):
         defaults = {
             "model": known.model,
             "validation_per_class": known.validation_per_class,
+            "batch_size": known.batch_size,
             "augment": known.augment,
         }
         return settings | {name: value for name, value in defaults.items() if name not in settings}
