@@ -108,7 +108,7 @@ def favor(clients: int, size: int) -> dict[str, Any]:
 
 def pretraining(changes: dict[str, Any]) -> dict[str, Any]:
     """On the digits: the cost of an agent for each seed, and accuracies of runs with it and with others."""
-    settings = {"algorithm": "fedpdp", "rounds": 20, "lr": 0.05, "batch_size": 16, "device": "cpu", **changes}
+    settings = {"algorithm": "fedpdp", "rounds": 20, "schedule": "constant", "device": "cpu", **changes}
     taught = [pretrain_favor(fs.Config(**settings, seed=seed), EPISODES, TARGET) for seed in range(SEEDS)]
     reached: dict[str, list[float]] = {}
     run_seconds = []

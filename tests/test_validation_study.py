@@ -113,7 +113,7 @@ def test_a_small_study_from_runs_to_pictures(tmp_path: Path) -> None:
     smaller.run()
     assert smaller.missing() == {}
     outcome = write_up(Reproduction(VALIDATION, study(), ["validation"], 1, tmp_path))
-    assert [path.name for path in outcome.files] == ["validation.png", "overfitting.png", "results.md"]
+    assert [path.name for path in outcome.files] == ["validation.png", "overfitting.png", "results.md", "results.json"]
     text = (tmp_path / "results.md").read_text()
     assert text.startswith("# What it costs in validation data on digits")
     assert "![Validation and test accuracy over rounds](figures/overfitting.png)" in text

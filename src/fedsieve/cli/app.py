@@ -317,6 +317,8 @@ def reproduce_command(
     Runs that tables share are made once; each finished run is one small JSON file in DIR/records. What is there is not
     run again, whoever made it: put records of other machines or seeds there and they count. Interrupted, the same
     command goes on. Given twice with the same DIR, for two GPUs or to fill one, each takes runs the other is not at.
+
+    At the end DIR has results.md with all tables and figures, and results.json with every run, its numbers and curves.
     """
     from fedsieve.reproduction import Reproduction, find_plan, write_up
 

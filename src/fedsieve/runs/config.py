@@ -71,7 +71,7 @@ class Config(BaseModel):
     lr: float = Field(0.05, gt=0, description="learning rate of the clients")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the clients' SGD")
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of the clients' SGD")
-    schedule: str = Field("constant", description="learning rate over rounds: constant, step or cosine")
+    schedule: str = Field("cosine", description="learning rate over rounds: constant, step or cosine")
     augment: bool | None = Field(None, description="crop and flip training images (default: as usual for the data set)")
     precision: str = Field("fp32", description="what a GPU computes with: fp32, tf32 or bf16 (fast)")
     mu: float = Field(0.1, ge=0, description="FedProx's weight of the proximal term")
