@@ -58,6 +58,8 @@ def collect(file: Path, dataset: str, device: str) -> None:
             ratio=1.0,
             rounds=rounds,
             local_epochs=epochs,
+            lr=0.01,
+            schedule="constant",
             validation_per_class=500,
             device=device,
         )

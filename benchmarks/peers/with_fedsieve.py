@@ -48,6 +48,7 @@ def main() -> None:
         local_epochs=1,
         batch_size=BATCH_SIZE,
         lr=LEARNING_RATE,
+        schedule="constant",
         momentum=0,
         weight_decay=0,
         heterogeneity="iid",

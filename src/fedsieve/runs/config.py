@@ -101,7 +101,7 @@ class Config(BaseModel):
     byzantine: int | None = Field(
         None,
         ge=0,
-        description="liars that robust filters assume in a round (default: the hostile share of it)",
+        description="liars a round that krum, bulyan, trimmed-mean and rejection assume (default: the hostile share)",
     )
     system: str = Field(
         "none",
@@ -168,10 +168,12 @@ class Config(BaseModel):
             raise InvalidSetting("hostile", self.hostile, f"a share of the clients above 0 with attack {self.attack}")
         assuming = [name for name, part in FILTERS.items() if part.assumes_liars]
         if self.byzantine is not None and self.filter not in assuming:
-            raise InvalidSetting("byzantine", self.byzantine, f"none without --filter {', '.join(assuming)}")
+            raise InvalidSetting(
+                "byzantine", self.byzantine, f"it with one of these filters alone: {', '.join(assuming)}"
+            )
         for field in ("address", "actors"):
             if getattr(self, field) is not None and self.engine != "ray":
-                raise InvalidSetting(field, getattr(self, field), "none without --engine ray")
+                raise InvalidSetting(field, getattr(self, field), "it with --engine ray alone")
         return self
 
     @classmethod
