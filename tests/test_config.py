@@ -12,12 +12,19 @@ from hypothesis import strategies as st
 
 import fedsieve as fs
 from fedsieve.errors import FedSieveError, InvalidSetting, MissingData
+from fedsieve.reproduction.paper import SETTLED
 
 
 def test_defaults_are_the_papers_setting_on_bundled_data() -> None:
     config = fs.Config()
     assert (config.clients, config.ratio, config.local_epochs, config.alpha, config.mu) == (20, 0.4, 5, 0.1, 0.1)
     assert (config.dataset, config.model, config.augment) == ("digits", "mlp", False)
+
+
+def test_defaults_serve_the_baselines_as_the_settled_setting_does() -> None:
+    assert {name: getattr(fs.Config(dataset="cifar10"), name) for name in SETTLED} == SETTLED
+    digits = fs.Config()
+    assert (digits.batch_size, digits.lr, digits.schedule) == (16, SETTLED["lr"], SETTLED["schedule"])
 
 
 def test_a_data_set_brings_its_own_habits_unless_told_otherwise() -> None:
