@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import cross_entropy, max_pool2d, relu
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", "3.3")
 
-from fedsieve.engines.fused_first_layer import can_be_first, first_layer
+from fedsieve.engines.fused_first_layer import MOST_TAPS, can_be_first, first_layer
 from fedsieve.engines.fused_layers import ConvolutionReLU, fuse
-from fedsieve.engines.fused_sgd import fused_sgd
-from fedsieve.engines.lane import _plain_sgd
+from fedsieve.engines.fused_loss import can_be_fused, fused_loss
+from fedsieve.engines.fused_sgd import AT_ONCE, BLOCK, fused_sgd
+from fedsieve.engines.lane import plain_loss, plain_sgd
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KIND = torch.bfloat16 if torch.cuda.is_available() else torch.float32
@@ -83,13 +84,14 @@ def test_a_first_layer_is_convolution_relu_and_pooling(
     _, _, tall, wide = layer(inputs).shape
     uneven = padding == "same" and (kernel[0] % 2 == 0 or kernel[1] % 2 == 0)
     can = can_be_first(copy.deepcopy(layer).bfloat16(), inputs.bfloat16())
-    assert can == (tall % 2 == wide % 2 == 0 and not uneven)
+    small = inner * (kernel[0] + 1) * (kernel[1] + 1) < MOST_TAPS
+    assert can == (tall % 2 == wide % 2 == 0 and small and not uneven)
     if can:
         assert_first_layer(layer, inputs)
 
 
 def test_more_pixels_than_programs_take_at_once() -> None:
-    inputs = pictures(9, 3, 64, 64)  # 9,216 pooled pixels; 128 programs take 8,192
+    inputs = pictures(9, 3, 64, 64)  # 9,216 pooled pixels; 128 programs take 8,192, forward and backward
     assert_first_layer(convolution(3, 4, (3, 3), (1, 1)), inputs)
 
 
@@ -131,7 +133,7 @@ def test_what_is_no_first_layer_goes_elsewhere() -> None:
     assert not can_be_first(layer, inputs.float())
     assert not can_be_first(copy.deepcopy(layer).float(), inputs.float())
     others = [
-        nn.Conv2d(3, 129, 3, padding=1),
+        nn.Conv2d(3, 65, 3, padding=1),
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
         nn.Conv2d(3, 8, 3, padding=1, stride=2),
         nn.Conv2d(3, 8, 3, padding=2, dilation=2),
@@ -175,17 +177,74 @@ def test_a_fused_network_is_the_network_it_was() -> None:
 
 @settings(max_examples=10)
 @given(
-    size=st.integers(1, 5000),
+    sizes=st.lists(st.sampled_from([1, 16, 63, BLOCK - 1, BLOCK, BLOCK + 1, 5000]), min_size=1, max_size=5),
     momentum=st.sampled_from([0.0, 0.9]),
     decay=st.sampled_from([0.0, 0.01]),
     mu=st.sampled_from([0.0, 0.1]),
+    rounds=st.booleans(),
 )
-def test_a_step_of_sgd(size: int, momentum: float, decay: float, mu: float) -> None:
-    random = torch.Generator().manual_seed(size)
-    gradient, weights, velocity, received = torch.randn(4, size, generator=random).to(DEVICE)
+def test_a_step_of_sgd(sizes: list[int], momentum: float, decay: float, mu: float, rounds: bool) -> None:
+    check_sgd(sizes, momentum, decay, mu, rounds)
+
+
+def test_a_step_of_sgd_on_more_parameters_than_a_kernel_takes() -> None:
+    check_sgd([3] * (AT_ONCE + 2), 0.9, 0.01, 0.1, True)
+
+
+def check_sgd(sizes: list[int], momentum: float, decay: float, mu: float, rounds: bool) -> None:
+    """The kernel changes what PyTorch's own operations change, and nothing else in the buffers."""
+    random = torch.Generator().manual_seed(sum(sizes))
+    gradients = [torch.randn(size, generator=random).to(DEVICE) for size in sizes]
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // 64) * 64 + 64)  # others lie between them
+    weights, velocity, received = torch.randn(3, starts[-1], generator=random).to(DEVICE)
     rate = torch.tensor([0.1], device=DEVICE)
-    ours, plain = [(weights.clone(), velocity.clone()) for _ in range(2)]
-    fused_sgd(gradient, *ours, None, received, rate, momentum, decay, mu)
-    _plain_sgd(gradient, *plain, None, received, rate, momentum, decay, mu)
+    ours, plain = [
+        (weights.clone(), velocity.clone(), weights.to(torch.bfloat16) if rounds else None) for _ in range(2)
+    ]
+    fused_sgd(gradients, starts[:-1], *ours, received, rate, momentum, decay, mu)
+    plain_sgd(gradients, starts[:-1], *plain, received, rate, momentum, decay, mu)
+    assert not torch.equal(ours[0], weights)
     torch.testing.assert_close(ours[0], plain[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(ours[1], plain[1] if momentum else velocity, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours[1], plain[1], rtol=1e-5, atol=1e-6)
+    if rounds:
+        torch.testing.assert_close(ours[2], plain[2], rtol=0.01, atol=1e-6)
+
+
+@settings(max_examples=15)
+@given(
+    count=st.integers(1, 70),
+    padded=st.integers(0, 9),
+    classes=st.sampled_from([2, 3, 10, 16, 100]),
+    step=st.integers(0, 2),
+    kind=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_the_loss_and_its_slope(count: int, padded: int, classes: int, step: int, kind: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(count)
+    logits = (5 * torch.randn(count, classes, generator=random)).to(DEVICE, kind)
+    labels = torch.randint(classes, (3, count + padded), generator=random).to(DEVICE)
+    shares = torch.rand(3, count + padded, generator=random).to(DEVICE)
+    exact = logits.double().requires_grad_()
+    loss = (cross_entropy(exact, labels[step, :count], reduction="none") * shares[step, :count]).sum()
+    (expected,) = torch.autograd.grad(loss, [exact])
+    assert can_be_fused(logits)
+    for slope_of in (fused_loss, plain_loss):
+        losses, cursor = torch.full((3,), 7.0, device=DEVICE), torch.tensor([step], device=DEVICE)
+        slope = slope_of(logits, labels, shares, losses, cursor)
+        assert slope.dtype == kind
+        torch.testing.assert_close(slope.double(), expected, rtol=1e-4 if kind == torch.float32 else 0.01, atol=1e-5)
+        assert losses[step].item() == pytest.approx(loss.item(), rel=1e-4)
+        assert losses.tolist().count(7.0) == 2 and cursor.tolist() == [step + 1]
+
+
+def test_many_logits_are_left_to_pytorch() -> None:
+    assert not can_be_fused(torch.zeros(700, 100)) and not can_be_fused(torch.zeros(2, 5000))
+
+
+def test_a_loss_that_is_no_number_is_passed_on() -> None:
+    logits = torch.tensor([[0.0, float("nan")], [1.0, 2.0]], device=DEVICE)
+    labels, shares = torch.zeros(1, 2, dtype=torch.int64, device=DEVICE), torch.full((1, 2), 0.5, device=DEVICE)
+    losses, cursor = torch.zeros(1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    slope = fused_loss(logits, labels, shares, losses, cursor)
+    assert losses.isnan().all() and slope.isnan().all(1).tolist() == [True, False]

@@ -6,7 +6,9 @@ was largest, and the backward pass, which owes nobody a gradient of the inputs, 
 weights and bias.
 
 A convolution is a product of patches [pixels, taps] and weights [taps, channels], where a tap is a place under the
-kernel and an input channel. The bias is one more tap, under which every patch has a 1.
+kernel and an input channel. The bias is one more tap, under which every patch has a 1. Going forward, the four pixels
+of a 2 × 2 are read once, as one larger window, and each has the weights moved to where its own patch lies in it. (So
+an infinite pixel makes all four NaN.)
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from torch import Tensor, nn
 
 from fedsieve.engines.program_sums import PROGRAMS, add_up
 
-PATCHES = 2048  # numbers that a program looks at together: pooled pixels times taps, so that registers last
-MOST_TAPS, MOST_CHANNELS = 128, 128
+FORWARD, BACKWARD = 8192, 2048  # numbers that a program looks at together: pooled pixels × taps, so that registers last
+MOST_TAPS, MOST_CHANNELS = 128, 64
 
 
 def can_be_first(convolution: nn.Conv2d, inputs: Tensor) -> bool:
@@ -42,10 +44,12 @@ def can_be_first(convolution: nn.Conv2d, inputs: Tensor) -> bool:
         and inputs.numel() < 2**31
         and convolution.stride == convolution.dilation == (1, 1)
         and convolution.groups == 1
-        and channels * tall * wide < MOST_TAPS
+        and channels * (tall + 1) * (wide + 1) < MOST_TAPS
         and len(weight) <= MOST_CHANNELS
         and min(outputs) > 0
         and outputs[0] % 2 == outputs[1] % 2 == 0
+        and len(inputs) * len(weight) * (outputs[0] // 2) * (outputs[1] // 2) < 2**31
+        and (not inputs.is_cuda or torch.cuda.get_device_capability(inputs.device) >= (8, 0))  # has memory enough
     )
 
 
@@ -72,6 +76,13 @@ def _padding(convolution: nn.Conv2d) -> tuple[int, int]:
     return above, left
 
 
+def _sizes(taps: int, channels: int, at_once: int, most_warps: int) -> dict[str, int]:
+    """Of what a program works on together: rows, taps and the bias, channels; and by how many warps."""
+    taps, channels = (triton.next_power_of_2(max(16, size)) for size in (taps + 1, channels))
+    warps = most_warps if taps * channels <= 4096 else 8  # the fewer, the more of other clients runs beside them
+    return {"ROWS": min(64, at_once // taps), "TAPS": taps, "CHANNELS": channels, "num_warps": warps, "num_stages": 1}
+
+
 class _FirstLayer(torch.autograd.Function):
     """pool(relu(inputs * weight + bias)) of channels-last `inputs` and `weight`."""
 
@@ -89,12 +100,11 @@ class _FirstLayer(torch.autograd.Function):
             memory_format=torch.channels_last,
         )
         chosen = torch.empty(result.numel(), dtype=torch.uint8, device=inputs.device)
-        taps = triton.next_power_of_2(max(16, inner * tall * wide + 1))
-        channels = triton.next_power_of_2(max(16, outer))
-        rows, at_once = count * down * across, min(64, PATCHES // taps)
+        rows = count * down * across
         ctx.geometry = (rows, down, across, height, width, above, left, inner, outer, tall, wide)
-        ctx.sizes = {"ROWS": at_once, "TAPS": taps, "CHANNELS": channels, "num_warps": 8, "num_stages": 1}
-        _forward[(triton.cdiv(rows, at_once),)](inputs, weight, bias, result, chosen, *ctx.geometry, **ctx.sizes)
+        sizes = _sizes(inner * (tall + 1) * (wide + 1), outer, FORWARD, 4)
+        programs = min(PROGRAMS, triton.cdiv(rows, sizes["ROWS"]))
+        _forward[(programs,)](inputs, weight, bias, result, chosen, programs, *ctx.geometry, **sizes)
         ctx.save_for_backward(inputs, chosen)
         ctx.shape = weight.shape
         return result
@@ -105,9 +115,10 @@ class _FirstLayer(torch.autograd.Function):
         slope = slopes[0].contiguous(memory_format=torch.channels_last)
         outer, inner, tall, wide = ctx.shape
         weights = outer * inner * tall * wide
-        programs = min(PROGRAMS, triton.cdiv(ctx.geometry[0], ctx.sizes["ROWS"]))
+        sizes = _sizes(inner * tall * wide, outer, BACKWARD, 8)
+        programs = min(PROGRAMS, triton.cdiv(ctx.geometry[0], sizes["ROWS"]))
         sums = torch.empty(programs, weights + outer, dtype=torch.float32, device=slope.device)
-        _backward[(programs,)](inputs, slope, chosen, sums, programs, *ctx.geometry, **ctx.sizes)
+        _backward[(programs,)](inputs, slope, chosen, sums, programs, *ctx.geometry, **sizes)
         gradient = add_up(sums, slope.dtype)
         by_weight = gradient[:weights].view(outer, tall, wide, inner).permute(0, 3, 1, 2)
         return None, by_weight, gradient[weights:], None, None
@@ -117,7 +128,7 @@ class _FirstLayer(torch.autograd.Function):
 def _patches(  # type: ignore[no-untyped-def]
     inputs_at, row, corner, rows, down, across, height, width, above, left, inner, tall, wide, TAPS: tl.constexpr
 ):
-    """What the kernel sees at one corner of each pooled pixel, [ROWS, TAPS], with a 1 after the last tap."""
+    """What lies under `tall` × `wide` at one corner of each pooled pixel, [ROWS, TAPS], with a 1 after the last tap."""
     tap = tl.arange(0, TAPS)[None, :]
     last = tall * wide * inner
     image, inside = row // (down * across), row % (down * across)
@@ -129,50 +140,67 @@ def _patches(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _weights(  # type: ignore[no-untyped-def]
+    weight_at, bias_at, corner, inner, outer, tall, wide, TAPS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """The weights [TAPS, CHANNELS] on a window of (tall + 1) × (wide + 1) for the pixel at one of its corners."""
+    tap, channel = tl.arange(0, TAPS)[:, None], tl.arange(0, CHANNELS)[None, :]
+    y, x = tap // ((wide + 1) * inner) - corner // 2, (tap // inner) % (wide + 1) - corner % 2
+    there = (y >= 0) & (y < tall) & (x >= 0) & (x < wide) & (channel < outer)
+    weights = tl.load(weight_at + ((channel * tall + y) * wide + x) * inner + tap % inner, mask=there, other=0)
+    is_bias = (tap == (tall + 1) * (wide + 1) * inner) & (channel < outer)
+    return tl.where(is_bias, tl.load(bias_at + channel + 0 * tap, mask=is_bias, other=0), weights)
+
+
+@triton.jit
+def _larger(largest, which, value, corner):  # type: ignore[no-untyped-def]
+    """The first of equals, and NaN, as PyTorch does."""
+    larger = (value > largest) | (value != value)
+    return tl.where(larger, value, largest), tl.where(larger, corner, which)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _forward(  # type: ignore[no-untyped-def]
     inputs_at,
     weight_at,
     bias_at,
     result_at,
     chosen_at,
+    programs,
     rows,
-    down,
-    across,
-    height,
-    width,
-    above,
-    left,
-    inner,
-    outer,
-    tall,
-    wide,
+    down: tl.constexpr,
+    across: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    above: tl.constexpr,
+    left: tl.constexpr,
+    inner: tl.constexpr,
+    outer: tl.constexpr,
+    tall: tl.constexpr,
+    wide: tl.constexpr,
     ROWS: tl.constexpr,
     TAPS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tap, channel = tl.arange(0, TAPS)[:, None], tl.arange(0, CHANNELS)[None, :]
-    last = tall * wide * inner
-    weights = tl.load(weight_at + channel * last + tap, mask=(tap < last) & (channel < outer), other=0)
-    bias = tl.load(bias_at + channel + 0 * tap, mask=(tap == last) & (channel < outer), other=0)
-    weights = tl.where(tap == last, bias, weights)  # [TAPS, CHANNELS]
-    largest = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    which = tl.zeros((ROWS, CHANNELS), dtype=tl.int32)
-    for corner in tl.static_range(4):
-        patches = _patches(
-            inputs_at, row, corner, rows, down, across, height, width, above, left, inner, tall, wide, TAPS
+    first = _weights(weight_at, bias_at, 0, inner, outer, tall, wide, TAPS, CHANNELS)
+    second = _weights(weight_at, bias_at, 1, inner, outer, tall, wide, TAPS, CHANNELS)
+    third = _weights(weight_at, bias_at, 2, inner, outer, tall, wide, TAPS, CHANNELS)
+    fourth = _weights(weight_at, bias_at, 3, inner, outer, tall, wide, TAPS, CHANNELS)
+    channel = tl.arange(0, CHANNELS)[None, :]
+    for start in range(tl.program_id(0) * ROWS, rows, programs * ROWS):
+        row = start + tl.arange(0, ROWS)
+        window = _patches(
+            inputs_at, row, 0, rows, down, across, height, width, above, left, inner, tall + 1, wide + 1, TAPS
         )
-        value = tl.dot(patches, weights, input_precision="ieee")
-        if corner == 0:
-            largest = value
-        else:
-            larger = (value > largest) | (value != value)  # the first of equals, and NaN, as PyTorch does
-            largest = tl.where(larger, value, largest)
-            which = tl.where(larger, corner, which)
-    mask = (row < rows)[:, None] & (channel < outer)
-    here = row[:, None] * outer + channel
-    tl.store(chosen_at + here, tl.where(largest <= 0, 4, which).to(tl.uint8), mask=mask)
-    tl.store(result_at + here, tl.where(largest <= 0, 0, largest).to(result_at.dtype.element_ty), mask=mask)
+        largest = tl.dot(window, first, input_precision="ieee")
+        which = tl.zeros((ROWS, CHANNELS), dtype=tl.int32)
+        largest, which = _larger(largest, which, tl.dot(window, second, input_precision="ieee"), 1)
+        largest, which = _larger(largest, which, tl.dot(window, third, input_precision="ieee"), 2)
+        largest, which = _larger(largest, which, tl.dot(window, fourth, input_precision="ieee"), 3)
+        mask = (row < rows)[:, None] & (channel < outer)
+        here = row[:, None] * outer + channel
+        tl.store(chosen_at + here, tl.where(largest <= 0, 4, which).to(tl.uint8), mask=mask)
+        tl.store(result_at + here, tl.where(largest <= 0, 0, largest).to(result_at.dtype.element_ty), mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -183,16 +211,16 @@ def _backward(  # type: ignore[no-untyped-def]
     sums_at,
     programs,
     rows,
-    down,
-    across,
-    height,
-    width,
-    above,
-    left,
-    inner,
-    outer,
-    tall,
-    wide,
+    down: tl.constexpr,
+    across: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    above: tl.constexpr,
+    left: tl.constexpr,
+    inner: tl.constexpr,
+    outer: tl.constexpr,
+    tall: tl.constexpr,
+    wide: tl.constexpr,
     ROWS: tl.constexpr,
     TAPS: tl.constexpr,
     CHANNELS: tl.constexpr,

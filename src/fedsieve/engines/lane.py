@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import log_softmax
 
 from fedsieve.clients import LocalTraining, Proximal
 from fedsieve.data import Dataset
@@ -55,7 +55,7 @@ class Common:
         self.model = torch.zeros(layout.size, device=device)
         self.received = torch.zeros(self.size, device=device)
         self.rate = torch.zeros(1, device=device)
-        self.descend = _best_sgd()
+        self.descend, self.slope = _best_sgd(), _best_loss()
         self.mixes_examples = self._look_at_module()
 
     def begin(self, model: Tensor, rate: float) -> None:
@@ -68,13 +68,6 @@ class Common:
         """The parameters in a lane's buffer [self.size], each in its own shape."""
         return [
             _shaped(buffer[start:], piece.shape, self.channels_last)
-            for start, piece in zip(self.starts, self.trained, strict=True)
-        ]
-
-    def storages(self, buffer: Tensor) -> list[Tensor]:
-        """The same as flat stretches of the buffer."""
-        return [
-            buffer[start : start + piece.stop - piece.start]
             for start, piece in zip(self.starts, self.trained, strict=True)
         ]
 
@@ -108,7 +101,8 @@ class Lane:
         if stream is None:
             raise CannotCapture("other runs have all the GPU's streams")
         self.stream = stream
-        finalize(self, give_back, common.device, stream)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        finalize(self, give_back, common.device, stream, self._graphs)
         settings, device = common.settings, common.device
         self.weights = torch.zeros(common.size, device=device)
         self.velocity = torch.zeros(common.size if settings.momentum else 0, device=device)
@@ -134,7 +128,6 @@ class Lane:
         self._cursor = torch.zeros(1, device=device, dtype=torch.int64)
         self._batch = settings.batch_size
         self._made: set[int] = set()
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._graphs[self._batch] = self._capture()
 
     def begin(self) -> None:
@@ -172,7 +165,11 @@ class Lane:
                     self._made.add(size)
                     self._step(size)
                     return
-                self._graphs[size] = self._record(size)
+                try:
+                    self._graphs[size] = self._record(size)
+                except Exception:
+                    self._graphs.clear()  # PyTorch cleared the workspaces of all on this stream
+                    raise
         self._graphs[size].replay()
 
     def loss(self) -> Tensor:
@@ -207,38 +204,29 @@ class Lane:
 
     def _step(self, count: int) -> None:
         inputs = self._inputs.index_select(0, self._cursor)[0, :count]
-        labels = self._labels.index_select(0, self._cursor)[0, :count]
-        shares = self._shares.index_select(0, self._cursor)[0, :count]
         if self._image:
             inputs = inputs.permute(0, 3, 1, 2)
         logits = self.module(inputs if self.common.channels_last else inputs.contiguous())
-        loss = (cross_entropy(logits.float(), labels, reduction="none") * shares).sum()
-        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        slope = self.common.slope(logits.detach(), self._labels, self._shares, self._losses, self._cursor)
+        gradients = torch.autograd.grad(logits, self._parameters, slope, allow_unused=True)
         with torch.no_grad():
             self._descend(gradients)
-            self._losses.index_copy_(0, self._cursor, loss.detach()[None])
-            self._cursor += 1
 
     def _descend(self, gradients: Sequence[Tensor | None]) -> None:
         settings, common = self.common.settings, self.common
         mu = settings.objective.mu if isinstance(settings.objective, Proximal) else 0.0
-        views = common.views(self.weights)
-        storages = [common.storages(buffer) for buffer in (self.weights, common.received, self.rounded)]
-        velocities = common.storages(self.velocity) if settings.momentum else storages[0]
-        for place, (weights, received, rounded, velocity) in enumerate(zip(*storages, velocities, strict=True)):
-            gradient = gradients[place]
-            if gradient is None:
-                gradient = torch.zeros_like(views[place])
-            elif gradient.stride() != views[place].stride():
-                gradient = torch.empty_like(views[place], dtype=gradient.dtype).copy_(gradient)
-            flat = gradient.as_strided((gradient.numel(),), (1,))
-            half = rounded if self._is_rounded[place] else None
+        flat = [
+            _as_stored(gradient, view) for gradient, view in zip(gradients, common.views(self.weights), strict=True)
+        ]
+        for rounded in (self.rounded, None):
+            mine = [place for place, is_rounded in enumerate(self._is_rounded) if is_rounded == (rounded is not None)]
             common.descend(
-                flat,
-                weights,
-                velocity,
-                half,
-                received,
+                [flat[place] for place in mine],
+                [common.starts[place] for place in mine],
+                self.weights,
+                self.velocity if settings.momentum else self.weights,
+                rounded,
+                common.received,
                 common.rate,
                 settings.momentum,
                 settings.weight_decay,
@@ -273,8 +261,18 @@ def _shaped(stretch: Tensor, shape: tuple[int, ...], channels_last: bool) -> Ten
     return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
 
 
-def _plain_sgd(
-    gradient: Tensor,
+def _as_stored(gradient: Tensor | None, view: Tensor) -> Tensor:
+    """A parameter's gradient, flat, in the order in which the parameter's `view` lies in memory."""
+    if gradient is None:
+        gradient = torch.zeros_like(view)
+    elif gradient.stride() != view.stride():
+        gradient = torch.empty_like(view, dtype=gradient.dtype).copy_(gradient)
+    return gradient.as_strided((gradient.numel(),), (1,))
+
+
+def plain_sgd(
+    gradients: Sequence[Tensor],
+    starts: Sequence[int],
     weights: Tensor,
     velocity: Tensor,
     rounded: Tensor | None,
@@ -285,23 +283,49 @@ def _plain_sgd(
     mu: float,
 ) -> None:
     """What `fused_sgd` does, in PyTorch's own operations."""
-    gradient = gradient.float()
-    if mu:
-        gradient = gradient.add(weights, alpha=mu).add_(received, alpha=-mu)
-    gradient = gradient.add(weights, alpha=decay)
-    if momentum:
-        gradient = velocity.mul_(momentum).add_(gradient)
-    weights.addcmul_(gradient, rate, value=-1)
-    if rounded is not None:
-        rounded.copy_(weights)
+    for gradient, start in zip(gradients, starts, strict=True):
+        here = slice(start, start + len(gradient))
+        slope = gradient.float()
+        if mu:
+            slope = slope.add(weights[here], alpha=mu).add_(received[here], alpha=-mu)
+        slope = slope.add(weights[here], alpha=decay)
+        if momentum:
+            slope = velocity[here].mul_(momentum).add_(slope)
+        weights[here].addcmul_(slope, rate, value=-1)
+        if rounded is not None:
+            rounded[here].copy_(weights[here])
+
+
+def plain_loss(logits: Tensor, labels: Tensor, shares: Tensor, losses: Tensor, cursor: Tensor) -> Tensor:
+    """What `fused_loss` does, in PyTorch's own operations."""
+    count, classes = logits.shape
+    labels = labels.index_select(0, cursor)[0, :count, None]
+    shares = shares.index_select(0, cursor)[0, :count, None]
+    likelihoods = log_softmax(logits.float(), 1)
+    losses.index_copy_(0, cursor, -(shares * likelihoods.gather(1, labels)).sum()[None])
+    cursor += 1
+    right = labels == torch.arange(classes, device=logits.device)
+    return (shares * (likelihoods.exp() - right.float())).to(logits.dtype)
 
 
 def _best_sgd() -> Callable[..., None]:
     try:
         from fedsieve.engines.fused_sgd import fused_sgd
     except ImportError:  # no Triton here
-        return _plain_sgd
+        return plain_sgd
     return fused_sgd
+
+
+def _best_loss() -> Callable[..., Tensor]:
+    try:
+        from fedsieve.engines.fused_loss import can_be_fused, fused_loss
+    except ImportError:  # no Triton here
+        return plain_loss
+
+    def best(logits: Tensor, *others: Tensor) -> Tensor:
+        return (fused_loss if can_be_fused(logits) else plain_loss)(logits, *others)
+
+    return best
 
 
 def to_gpu(array: NDArray[np.int64], device: torch.device) -> Tensor:

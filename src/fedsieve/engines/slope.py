@@ -34,11 +34,11 @@ class Slope:
         layout.bind(self.point, self.gradient, self._named)
         self._parameters = [parameter for parameter in self._named.parameters() if parameter.requires_grad]
         self._fused = fused_twin(self._named)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
         self._stream = borrow(device)
         if self._stream is not None:
-            finalize(self, give_back, device, self._stream)
+            finalize(self, give_back, device, self._stream, self._graphs)
         self._seen: set[int] = set()
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
 
     def at(self, model: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The log-likelihood [] and its gradient [size], until the next call."""
@@ -82,4 +82,5 @@ class Slope:
         except Exception as error:
             log.info("the gradient on validation data can't be captured: %s", one_line(error))
             self._stream = None
+            self._graphs.clear()  # PyTorch cleared the workspaces of all on this stream
         main.wait_stream(stream)

@@ -6,7 +6,9 @@ on a stream while a graph is captured on it would become part of the graph. So t
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from threading import RLock
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ _free: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 def borrow(device: torch.device) -> torch.cuda.Stream | None:
     """A stream of one's own, until it is given back; None when all are lent."""
+    device = _numbered(device)
     with _lending:
         if device not in _free:
             count = RUNS_AT_ONCE * (LANES + 2)
@@ -26,7 +29,17 @@ def borrow(device: torch.device) -> torch.cuda.Stream | None:
         return _free[device].pop() if _free[device] else None
 
 
-def give_back(device: torch.device, stream: torch.cuda.Stream) -> None:
-    """Let others have a stream that was borrowed."""
+def give_back(device: torch.device, stream: torch.cuda.Stream, graphs: MutableMapping[int, Any] | None = None) -> None:
+    """Let others have a stream that was borrowed, once the graphs captured on it are gone.
+
+    PyTorch clears a stream's workspaces when such a graph goes, whoever has the stream then.
+    """
+    if graphs is not None:
+        graphs.clear()
     with _lending:
-        _free[device].append(stream)
+        _free[_numbered(device)].append(stream)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """`cuda` is one of `cuda:0`, `cuda:1`, ..."""
+    return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
