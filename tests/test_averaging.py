@@ -186,3 +186,19 @@ def test_a_sum_is_the_same_in_any_order(seed: int, count: int) -> None:
     assert torch.equal(whole, combine(start, [models[place] for place in order], Coefficients(0.0, shares[order])))
     parts = [add_up(share_of(start, 0.0), models[chosen], shares[chosen]) for chosen in (order[:1], order[1:])]
     assert torch.equal(whole, rounded(parts[1] + parts[0], torch.float32))
+
+
+def test_large_models_are_added_up_in_their_order_whatever_the_threads() -> None:
+    models = torch.randn(19, 1_200_001, generator=torch.Generator().manual_seed(0))
+    shares = np.random.default_rng(0).dirichlet(np.ones(19)).tolist()
+    expected = torch.zeros(1_200_001, dtype=torch.float64)
+    for model, share in zip(models, shares, strict=True):
+        expected.add_(model.double(), alpha=share)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found = add_up(torch.zeros(1_200_001, dtype=torch.float64), iter(models), shares)  # asked for one by one
+            assert torch.equal(found, expected)
+    finally:
+        torch.set_num_threads(threads)

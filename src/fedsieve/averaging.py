@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -14,6 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.errors import InvalidSetting
+from fedsieve.threads import in_threads
+
+AT_ONCE = 8
+"""Models that are added up together: the sum is read and written once for all of them."""
+
+WORTH_THREADS = 16
+"""Stretches of a model, a million weights, from which on threads are worth starting."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +92,20 @@ def share_of(model: Tensor, coefficient: float) -> Tensor:
 
 
 def add_up(total: Tensor, models: Iterable[Tensor], coefficients: Iterable[float]) -> Tensor:
-    """`total` [size], in double precision, plus each of `models` [size] times its coefficient; in place."""
-    stretches = _stretches(total)
-    exact = torch.empty_like(total[stretches[0]]) if stretches else total
-    for model, coefficient in zip(models, coefficients, strict=True):
-        for here in stretches:
-            addend = model[here]
-            total[here].add_(exact[: len(addend)].copy_(addend), alpha=coefficient)
+    """`total` [size], in double precision, plus each of `models` [size] times its coefficient; in place.
+
+    A few models are held at once. Each number is added up in the models' order, in whatever thread.
+    """
+    pairs, stretches = zip(models, coefficients, strict=True), _stretches(total)
+    each = in_threads if len(stretches) >= WORTH_THREADS else map
+    while few := list(islice(pairs, AT_ONCE)):
+
+        def add(here: slice, few: list[tuple[Tensor, float]] = few) -> None:
+            for model, coefficient in few:
+                total[here].add_(model[here], alpha=coefficient)
+
+        for _ in each(add, stretches):
+            pass
     return total
 
 
@@ -112,5 +127,5 @@ def rounded(total: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _stretches(vector: Tensor) -> list[slice]:
     """A vector in stretches that stay in a CPU's cache while they are worked on; on a GPU it is one."""
-    size = 2**15 if vector.device.type == "cpu" else max(1, len(vector))
+    size = 2**16 if vector.device.type == "cpu" else max(1, len(vector))
     return [slice(start, start + size) for start in range(0, len(vector), size)]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
+from typing import TypeVar
 
 import torch
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 _counting = Lock()
 _inside = 0
@@ -32,3 +37,9 @@ def single_thread() -> Iterator[None]:
             _inside -= 1
             if _inside == 0:
                 torch.set_num_threads(_threads_outside)
+
+
+def in_threads(work: Callable[[Given], Made], items: Iterable[Given]) -> Iterator[Made]:
+    """What `work` makes of each item, in order, in as many threads as PyTorch may use outside `single_thread`."""
+    with single_thread(), ThreadPoolExecutor(_threads_outside) as pool:
+        yield from pool.map(work, items)

@@ -7,7 +7,6 @@ edge of single precision, would spoil numbers that belong to others, all is done
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsieve.threads import single_thread
+from fedsieve.threads import in_threads
 
 Vector = NDArray[np.float64]
 Made = TypeVar("Made")
@@ -128,9 +127,7 @@ class Stack:
         if self.rows[0].device.type != "cpu":
             yield from map(work, self._stretches(size))
             return
-        threads = torch.get_num_threads()
-        with single_thread(), ThreadPoolExecutor(threads) as pool:
-            yield from pool.map(work, self._stretches(size))
+        yield from in_threads(work, self._stretches(size))
 
     def _stretches(self, size: int) -> Iterator[slice]:
         step = max(1, AT_ONCE.get(self.rows[0].device.type, AT_ONCE["cuda"]) // len(self))
