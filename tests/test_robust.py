@@ -67,8 +67,9 @@ def round_of(
         labels=torch.empty(0),
         weights=torch.full((count,), 1 / count).double() if weights is None else torch.as_tensor(weights).double(),
         models=list(held),
-        score_and_gradient=lambda model: (torch.zeros(()), way.to(held)),
+        score_and_gradient=lambda model, examples=None: (torch.zeros(()), way.to(held)),
         previous=sent.to(held),
+        random=np.random.default_rng(0),
     )
 
 
@@ -82,6 +83,11 @@ def made_by(filter: ModelFilter, candidates: Candidates) -> Tensor:
     return combine(candidates.previous, [candidates.models[position] for position in selection.kept], shares)
 
 
+def one_step() -> FLTrust:
+    """The server's update is the gradient."""
+    return FLTrust(steps=1, rate=1.0)
+
+
 RULES: dict[str, Callable[[int], ModelFilter]] = {  # f -> a rule that bears f bad models
     "Krum": Krum,
     "MultiKrum": lambda f: MultiKrum(f, keep=3),
@@ -90,7 +96,7 @@ RULES: dict[str, Callable[[int], ModelFilter]] = {  # f -> a rule that bears f b
     "TrimmedMean": lambda f: TrimmedMean(0.25),
     "GeometricMedian": lambda f: GeometricMedian(),
     "NormClipping": lambda f: NormClipping(),
-    "FLTrust": lambda f: FLTrust(),
+    "FLTrust": lambda f: one_step(),
 }
 every_rule = pytest.mark.parametrize("rule", RULES)
 
@@ -279,19 +285,32 @@ def test_clipped_norms_by_hand() -> None:
 
 
 def test_trust_by_hand() -> None:
-    """Cosines 1, 0, -1 and 0.6, median norm 4: 4 · ((1, 0) + 0.6 · (0.6, 0.8)) / 1.6."""
+    """Cosines 1, 0, -1 and 0.6, the server's norm 2: 2 · ((1, 0) + 0.6 · (0.6, 0.8)) / 1.6."""
     updates = [[3.0, 0.0], [0.0, 5.0], [-1.0, 0.0], [3.0, 4.0]]
-    selection = FLTrust().select(round_of(updates, gradient=[0.01, 0]))
+    selection = one_step().select(round_of(updates, gradient=[2.0, 0]))
     assert selection.kept == (0, 3)
-    assert selection.model is not None and selection.model.tolist() == pytest.approx([3.4, 1.2])
-    moved = round_of([[u + 7, v - 2] for u, v in updates], previous=[7, -2], gradient=[100.0, 0])
-    assert made_by(FLTrust(), moved).tolist() == pytest.approx([10.4, -0.8])
+    assert selection.model is not None and selection.model.tolist() == pytest.approx([1.7, 0.6])
+    moved = round_of([[u + 7, v - 2] for u, v in updates], previous=[7, -2], gradient=[2.0, 0])
+    assert made_by(one_step(), moved).tolist() == pytest.approx([8.7, -1.4])
 
 
-def test_who_is_not_trusted_does_not_make_the_model_move_far() -> None:
-    """Three of five turn round and go a thousand times as far."""
-    models = [[1.0, 0.0], [3.0, 0.0], *[[-1000.0, 0.0]] * 3]
-    assert made_by(FLTrust(), round_of(models, gradient=[1.0, 0.0])).tolist() == pytest.approx([2.0, 0.0])
+def test_a_server_that_goes_far_makes_nobody_go_farther_than_the_trusted() -> None:
+    """As above, with the trusted ones' median norm 4."""
+    updates = [[3.0, 0.0], [0.0, 5.0], [-1.0, 0.0], [3.0, 4.0]]
+    assert made_by(one_step(), round_of(updates, gradient=[100.0, 0])).tolist() == pytest.approx([3.4, 1.2])
+
+
+def test_the_servers_update_is_that_of_sgd_with_momentum() -> None:
+    """Velocities 2, 3.8 and 5.42 at a rate of 0.1."""
+    update = made_by(FLTrust(steps=3, rate=0.1), round_of([[5.0, 0.0]], gradient=[2.0, 0.0]))
+    assert update.tolist() == pytest.approx([1.122, 0.0])
+
+
+@pytest.mark.parametrize("way", [-1000.0, 1000.0])
+def test_a_majority_does_not_make_the_model_move_far(way: float) -> None:
+    """Three of five go a thousand times as far as others, the server's way or not."""
+    models = [[1.0, 0.0], [3.0, 0.0], *[[way, 0.0]] * 3]
+    assert made_by(one_step(), round_of(models, gradient=[1.0, 0.0])).tolist() == pytest.approx([1.0, 0.0])
 
 
 updates_of_clients = st.lists(
@@ -313,7 +332,7 @@ def test_norm_clipping_by_the_papers_definition(updates: list[list[float]], boun
 
 @given(updates_of_clients, st.floats(0.01, 100), st.integers(0, 10**6))
 def test_fltrust_by_the_papers_definition(updates: list[list[float]], length: float, seed: int) -> None:
-    """Cao et al. 2021, Algorithm 2, with a server's update g_0 along the gradient, as long as we say it is.
+    """Cao et al. 2021, Algorithm 2, with the gradient for the server's update g_0, no longer than the trusted.
 
     TS_i = ReLU(⟨g_i, g_0⟩ / ‖g_i‖‖g_0‖), g = Σ_i TS_i · ‖g_0‖ / ‖g_i‖ · g_i / Σ_i TS_i, w ← w + g.
     """
@@ -330,13 +349,12 @@ def test_fltrust_by_the_papers_definition(updates: list[list[float]], length: fl
     trusted = [update for update in moving if cosine(update, gradient) > 0]
     expected = previous
     if trusted:
-        norms = [[np.linalg.norm(update) for update in some] for some in (updates, trusted)]
-        length_of_server = min(map(np.median, norms))
+        length_of_server = min(np.linalg.norm(gradient), np.median([np.linalg.norm(update) for update in trusted]))
         scores = [max(0.0, cosine(update, gradient)) for update in moving]
         scaled = [length_of_server / np.linalg.norm(update) * update for update in moving]
         expected = previous + sum(score * one for score, one in zip(scores, scaled, strict=True)) / sum(scores)
     given = round_of(previous + np.array(updates), previous=previous, gradient=gradient, dtype=torch.float64)
-    assert made_by(FLTrust(), given).numpy() == pytest.approx(expected, abs=1e-8)
+    assert made_by(one_step(), given).numpy() == pytest.approx(expected, abs=1e-8)
 
 
 @pytest.mark.parametrize("models", [[[-1.0, 0.0], [-2.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])

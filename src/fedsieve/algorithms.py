@@ -25,6 +25,7 @@ from fedsieve.sampling.bandit import Refresh
 class Options:
     """What the text leaves open or a study varies; each algorithm reads those it has a use for."""
 
+    lr: float = 0.05
     mu: float = 0.1
     score: Score = "accuracy"
     scored_by: ScoredBy = "logits"

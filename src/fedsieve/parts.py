@@ -131,7 +131,7 @@ FILTERS: dict[str, Part[ModelFilter]] = {
     ),
     "geometric-median": Part(lambda options: GeometricMedian(), "Pillutla et al. 2019"),
     "norm-clipping": Part(lambda options: NormClipping(), "Sun et al. 2019"),
-    "fltrust": Part(lambda options: FLTrust(), "Cao et al. 2021", validation=True),
+    "fltrust": Part(lambda options: FLTrust(rate=options.lr), "Cao et al. 2021", validation=True),
     "loss-rejection": Part(
         lambda options: LossRejection(options.byzantine), "Fang et al. 2020", validation=True, models=(1, 1)
     ),

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from fedsieve.filtering.base import Candidates, Selection
 from fedsieve.filtering.steps import Stepping
-
-MOMENTUM = 0.9
 
 
 class FineTuning(Stepping):
@@ -23,12 +19,6 @@ class FineTuning(Stepping):
 
     def select(self, candidates: Candidates) -> Selection:
         """All, and the model after the last step."""
-        assert candidates.average is not None and candidates.score_and_gradient is not None
+        assert candidates.average is not None
         everyone = tuple(range(len(candidates.weights)))
-        model = candidates.average(everyone).clone()
-        velocity = torch.zeros_like(model)
-        for _ in range(self.steps):
-            _, gradient = candidates.score_and_gradient(model, self.draw(candidates))
-            velocity.mul_(MOMENTUM).add_(gradient)
-            model.add_(velocity, alpha=self.rate)  # up: it is the gradient of the log-likelihood
-        return Selection(everyone, model=model)
+        return Selection(everyone, model=self.train(candidates, candidates.average(everyone)))

@@ -9,6 +9,8 @@ from fedsieve.errors import InvalidSetting
 from fedsieve.filtering.base import Candidates, ModelFilter
 from fedsieve.filtering.byzantine import count_of
 
+MOMENTUM = 0.9
+
 
 class Stepping(ModelFilter):
     """Takes `steps` steps of size `rate`, each on another `batch` of validation examples."""
@@ -31,3 +33,14 @@ class Stepping(ModelFilter):
         if self.batch >= examples:
             return None
         return torch.from_numpy(candidates.random.choice(examples, self.batch, replace=False))
+
+    def train(self, candidates: Candidates, model: Tensor) -> Tensor:
+        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set."""
+        assert candidates.score_and_gradient is not None
+        model = model.clone()
+        velocity = torch.zeros_like(model)
+        for _ in range(self.steps):
+            _, gradient = candidates.score_and_gradient(model, self.draw(candidates))
+            velocity.mul_(MOMENTUM).add_(gradient)
+            model.add_(velocity, alpha=self.rate)  # up: it is the gradient of the log-likelihood
+        return model

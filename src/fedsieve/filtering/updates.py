@@ -11,6 +11,7 @@ from fedsieve.errors import InvalidSetting
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.geometric_median import shares_of
 from fedsieve.filtering.stack import Stack, Vector
+from fedsieve.filtering.steps import Stepping
 
 
 class NormClipping(ModelFilter):
@@ -39,33 +40,30 @@ class NormClipping(ModelFilter):
         return Selection(tuple(range(len(stack))), model=model)
 
 
-class FLTrust(ModelFilter):
+class FLTrust(Stepping):
     """Updates weighted by how far they point the server's way, and made equally long (Cao et al. 2021).
 
-    A client's trust is max(0, cos) of the angle between its update w_k - w^t and the server's; the updates, scaled to
-    the norm of the server's, are averaged in proportion to trust. In the paper the server's update comes from training
-    on its own data. Here its direction is the gradient of the log-likelihood of the validation set at w^t. A single
-    gradient has no meaningful length, so its norm is set to the median norm of all updates or of the trusted ones,
-    whichever is smaller: a majority without trust can't make it long, nor can a few that are trusted. Who has no trust
-    is left out; if nobody has any, the model stays as it is.
+    A client's trust is max(0, cos) of the angle between its update w_k - w^t and the server's, which comes from
+    training on the validation set: `steps` steps of SGD with momentum 0.9 from w^t, at the clients' `rate`. The
+    updates, made as long as the server's, are averaged in proportion to trust. As clients may take fewer or smaller
+    steps than the server, they are made no longer than the trusted ones' median either. Who has no trust is left out;
+    if nobody has any, the model stays as it is.
     """
 
-    needs_logits = False
-    needs_models = True
-    needs_validation = True
+    def __init__(self, steps: int = 40, batch: int = 200, rate: float = 0.05) -> None:
+        super().__init__(steps, batch, rate)
 
     def select(self, candidates: Candidates) -> Selection:
         """The trusted models, and the mean of their scaled updates."""
         assert candidates.models is not None and candidates.previous is not None
-        assert candidates.score_and_gradient is not None
         stack, previous = Stack(candidates.models, candidates.trained), candidates.previous
-        _, gradient = candidates.score_and_gradient(previous)
-        norms, products = stack.updates(previous, gradient)
-        trust = np.maximum(_quotient(products, norms), 0.0)  # times the gradient's norm, which cancels out
+        own = self.train(candidates, previous) - previous
+        norms, products = stack.updates(previous, own)
+        trust = np.maximum(_quotient(products, norms), 0.0)  # times the server's norm, which cancels out
         kept = np.flatnonzero(trust > 0).tolist()
         if not kept:
             return Selection((), model=previous.clone())
-        length = min(np.median(norms), np.median(norms[kept]))
+        length = min(float(own[: stack.trained].double().norm()), np.median(norms[kept]))
         steps = trust[kept] / trust.sum() * length / norms[kept]
         model = combine(previous, stack.part(kept).rows, Coefficients(1 - float(steps.sum()), steps))
         return Selection(tuple(kept), model=model)

@@ -197,6 +197,7 @@ class Config(BaseModel):
         """The choices an algorithm reads, where so many clients hold data (default: all)."""
         per_round = max(1, math.floor(self.ratio * (self.clients if holders is None else holders) + 0.5))
         return Options(
+            lr=self.lr,
             mu=self.mu,
             score=self.score,  # type: ignore[arg-type] # checked against NAMES
             scored_by=self.scored_by,  # type: ignore[arg-type]
