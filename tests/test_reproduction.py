@@ -65,9 +65,9 @@ def made_up(cell: Cell, seed: int, final: float, *before: float, study: Study = 
         "best_accuracy": max(accuracies),
         "mean_last_10": float(np.mean(accuracies[-10:])),
         "duration": 60.0,
-        "hardware": {"device": "a made-up machine"},
-        "versions": {},
+        "hardware": {"device": "a made-up machine", "cpu": "a made-up CPU", "cores": 2},
         "command": "fedsieve reproduce",
+        "versions": {},
     }
     return History(cell.config(study, seed), rows, summary)
 
@@ -389,7 +389,9 @@ def test_all_of_it_quickly(typed: Typed, tmp_path: Path) -> None:
     for number, ending in ((number, ending) for number in (1, 2, 3, 5, 6) for ending in ("png", "svg", "pdf")):
         assert (paper / "figures" / f"figure{number}.{ending}").stat().st_size > 5000
     summary = (paper / "results.md").read_text()
-    assert "50 runs on cpu" in summary and "![Figure 3" in summary and "| class | FedCM-TS |" in summary
+    heading = summary.splitlines()[2]
+    assert heading.startswith("50 runs on ") and "Seeds: 0. Made by `fedsieve reproduce all" in heading
+    assert "![Figure 3" in summary and "| class | FedCM-TS |" in summary
     assert "FedCM-UCB" in (paper / "report.html").read_text()
     status, again, _ = typed(*words)
     assert (status, again) == (0, printed)  # nothing was run: the records are the very same

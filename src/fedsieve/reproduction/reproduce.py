@@ -141,9 +141,17 @@ def _what_was_run(results: Results) -> str:
     settings = {name: value for name, value in results.study.settings.items() if name not in PLACE}
     said = ", ".join(f"{name} {value}" for name, value in settings.items())
     minutes = sum(float(run.summary["duration"]) for run in runs) / 60
-    where = sorted({str(run.summary["hardware"]["device"]) for run in runs})
+    where = sorted({_machine(run.summary["hardware"]) for run in runs})
     versions = sorted({f"{name} {number}" for run in runs for name, number in run.summary["versions"].items()})
+    seeds = sorted({run.config.seed for run in runs})
+    commands = sorted({f"`{run.summary['command']}`" for run in runs})
     return (
         f"{len(runs)} runs on {', '.join(where) or '–'}; their times add up to {minutes:.0f} minutes (runs that share "
-        f"a GPU take longer each, and less together). Setting: {said}. Versions: {', '.join(versions) or '–'}.\n"
+        f"a GPU take longer each, and less together). Setting: {said}. Seeds: {', '.join(map(str, seeds)) or '–'}. "
+        f"Made by {', '.join(commands) or '–'}. Versions: {', '.join(versions) or '–'}.\n"
     )
+
+
+def _machine(hardware: Mapping[str, Any]) -> str:
+    cores = f"{hardware['cores']} cores of {hardware['cpu']}"
+    return cores if hardware["device"] == "cpu" else f"{hardware['device']} with {cores}"
