@@ -53,7 +53,7 @@ def made_up(plan: Plan, cell: AnyCell, seed: int, accuracies: Sequence[float], *
         "mean_last_10": float(np.mean(accuracies)) / 100,
         "duration": 1.0,
         "requests_gini": 0.25,
-        "hardware": {"device": "a made-up machine"},
+        "hardware": {"device": "a made-up machine", "cpu": "a made-up CPU", "cores": 2},
         "command": "fedsieve reproduce",
     }
     return History(config, rows, summary)

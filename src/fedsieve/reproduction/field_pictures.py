@@ -96,11 +96,12 @@ def _maps(
     """Numbers [lines, columns] as maps, one over the other; what there is none of is NaN, and left white."""
     figure = new_figure(10, 0.9 + len(maps) * (0.9 + 0.28 * len(lines)))
     grid = figure.subplots(len(maps), 1, squeeze=False, sharex=True)[:, 0]
+    best = np.nanmax([*maps.values()], initial=1.0)
     for axes, (name, values) in zip(grid, maps.items(), strict=True):
-        image = axes.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=100)
+        image = axes.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=best)
         for (line, column), value in np.ndenumerate(values):
             if np.isfinite(value):
-                shade = "white" if value < 50 else "black"
+                shade = "white" if value < best / 2 else "black"
                 axes.text(column, line, f"{value:.0f}", ha="center", va="center", color=shade, fontsize=8)
         axes.set_yticks(range(len(lines)), lines)
         axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
