@@ -65,8 +65,9 @@ class Mixing(LearnedAveraging):
     `start`: "p" from the p_k, "subset" from the best subset's. `pull` adds λ KL(c, p) to the loss. `layers`: a weight
     for each of these stretches of the model. `free`: weights that sum to 1 but may be negative. `drop`: leave out who
     has less than half of an equal share. `settled`: stop when no weight has moved by more than this in five steps.
-    `momentum` of the server: each round's change is added to that of the rounds
-    before, which count β, β², ... `tune` steps of SGD on validation data at the end. `augment`: crop and flip the
+    `momentum` of the server: each round's change is added to that of the rounds before, which count β, β², ...
+    `length`: a factor on each round's change, or "all" for one that makes the models that are mixed move as far, on
+    average, as all that came back. `tune` steps of SGD on validation data at the end. `augment`: crop and flip the
     validation images, as clients do theirs.
     """
 
@@ -82,12 +83,13 @@ class Mixing(LearnedAveraging):
         drop: bool = True,
         settled: float = 0.0,
         momentum: float = 0.0,
+        length: float | str = 1.0,
         tune: int = 0,
         augment: bool = False,
     ) -> None:
         super().__init__(steps, batch, rate)
         self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
-        self.settled, self.taken = settled, list[int]()
+        self.settled, self.length, self.taken = settled, length, list[int]()
         self.momentum, self.tune, self.augment = momentum, FineTuning(tune, 64) if tune else None, augment
         self.needs_logits = start == "subset"  # type: ignore[misc] # of this one
         self.velocity: Tensor | None = None
@@ -104,6 +106,8 @@ class Mixing(LearnedAveraging):
         shares = torch.zeros_like(weights)
         shares[:, kept] = weights[:, kept] / weights[:, kept].sum(1, keepdim=True)
         model = self._mixture(held, shares)
+        if self.length != 1:
+            model = candidates.previous + self._longer(candidates, shares) * (model - candidates.previous)
         if self.momentum:
             change = model - candidates.previous
             self.velocity = change if self.velocity is None else self.momentum * self.velocity + change
@@ -143,6 +147,14 @@ class Mixing(LearnedAveraging):
             a = a - rate * mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
         self.taken.append(step)
         return self._weights(a)
+
+    def _longer(self, candidates: Candidates, shares: Tensor) -> float:
+        if isinstance(self.length, float):
+            return self.length
+        assert candidates.models is not None and candidates.previous is not None
+        moved = torch.stack([(model - candidates.previous).norm() for model in candidates.models]).double()
+        p = torch.from_numpy(shares_of(candidates)).to(moved) * (moved > 0)
+        return float((p @ moved / p.sum() / (shares.mean(0) @ moved)).clamp(1, 3))
 
     def _weights(self, a: Tensor) -> Tensor:
         return a - (a.sum(1, keepdim=True) - 1) / a.shape[1] if self.free else a.softmax(1)
@@ -245,6 +257,10 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "batch 512": lambda layers, rounds: (Mixing(batch=512), None),
     "batch 128": lambda layers, rounds: (Mixing(batch=128), None),
     "rate 0.1": lambda layers, rounds: (Mixing(rate=0.1), None),
+    "batch 200, 1.5 times as far": lambda layers, rounds: (Mixing(batch=200, length=1.5), None),
+    "batch 200, twice as far": lambda layers, rounds: (Mixing(batch=200, length=2.0), None),
+    "batch 200, as far as all move": lambda layers, rounds: (Mixing(batch=200, length="all"), None),
+    "UCB, batch 200, as far as all move": lambda layers, rounds: (Mixing(batch=200, length="all"), UCBSampler()),
     "server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), None),
     "server momentum 0.8": lambda layers, rounds: (Mixing(momentum=0.8), None),
     "nothing learned, server momentum 0.5": lambda layers, rounds: (Mixing(steps=0, drop=False, momentum=0.5), None),
