@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
@@ -80,13 +79,17 @@ def main() -> None:
     def serve(grid: Grid, context: Context) -> None:
         for what in STRATEGIES:
             strategy, rounds = make(what, engine)
-            result = strategy.start(grid, arrays, num_rounds=rounds)
-            model = [torch.from_numpy(np.array(array.numpy())).reshape(-1) for array in result.arrays.values()]
+            models: list[list[float]] = []
+
+            def look(_: int, arrays: ArrayRecord, models: list[list[float]] = models) -> None:
+                models.append(np.concatenate([array.numpy().reshape(-1) for array in arrays.values()]).tolist())
+
+            result = strategy.start(grid, arrays, num_rounds=rounds, evaluate_fn=look)
             found = {
                 "train": {number: dict(metrics) for number, metrics in result.train_metrics_clientapp.items()},
                 "evaluate": {number: dict(metrics) for number, metrics in result.evaluate_metrics_clientapp.items()},
                 "names": list(result.arrays),
-                "model": torch.cat(model).tolist(),
+                "models": models[-3:],
             }
             (folder / what).write_text(json.dumps(found))
 
