@@ -61,8 +61,9 @@ def test_names_stand_for_the_algorithms_own_parts() -> None:
     [
         ("--sampler oort", "sampler: 'oort' is not allowed; use one that looks at no times, or --system drawn"),
         ("--sampler ort", "sampler: 'ort' is not allowed; use 'oort' (nearest)"),
-        ("--filter krum --byzantine 3", "byzantine: 3 is not allowed; use a number f such that krum has 2f + 3 models"),
-        ("--filter bulyan --byzantine 2", "such that bulyan has 4f + 3 models, of 8 that are asked for"),
+        ("--filter krum --byzantine 3", "byzantine: 3 is not allowed; use at most 2: krum needs 2f + 3 models"),
+        ("--filter bulyan --byzantine 2", "use at most 1: bulyan needs 4f + 3 models, and 8 are asked for"),
+        ("--filter krum --ratio 0.1", "filter: 'krum' is not allowed; use another, or a higher ratio: krum needs"),
         ("--filter fltrust --validation-per-class 0", "validation_per_class: 0 is not allowed; use at least 1"),
         ("--sampler favor", "favor_agent: None is not allowed; use with favor an agent's file"),
         ("--byzantine -1", "byzantine: -1 is not allowed; use a whole number of at least 0"),

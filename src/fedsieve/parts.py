@@ -152,8 +152,11 @@ def check_needs(field: str, name: str, part: Part[Kind], options: Options, syste
         raise InvalidSetting("validation_per_class", 0, f"at least 1 with {name}, which needs them")
     per_liar, more = part.models
     if options.per_round < per_liar * options.byzantine + more:
-        needed = f"{part.needs.split(', ')[-1]}, of {options.per_round} that are asked for"
-        raise InvalidSetting("byzantine", options.byzantine, f"a number f such that {name} has {needed}")
+        why = f"{name} needs {part.needs.split(', ')[-1]}, and {options.per_round} are asked for"
+        if options.per_round < more:
+            raise InvalidSetting(field, name, f"another, or a higher ratio: {why}")
+        most = (options.per_round - more) // per_liar
+        raise InvalidSetting("byzantine", options.byzantine, f"{f'at most {most}' if most else '0'}: {why}")
 
 
 def check_own(sampler: object, filter: object, averaging: object) -> None:
