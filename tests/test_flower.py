@@ -388,6 +388,7 @@ def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(kind: str, t
             bandit="ucb",
             fraction_train=0.5,
             client_ids="ask",
+            smoothing=0.7,
             state_dir=tmp_path / folder,
             device="cpu",
         )
@@ -511,6 +512,21 @@ def test_any_part_of_ones_own_can_be_put_in() -> None:
     assert weight_of(result.arrays)[0] == pytest.approx(0.75)
 
 
+def test_an_average_over_rounds_is_evaluated_and_clients_go_on_from_the_last_model() -> None:
+    trained, evaluated = list[float](), list[float]()
+
+    def answer(message: Message) -> Message | None:
+        seen = trained if message.metadata.message_type == "train" else evaluated
+        seen.append(weight_of(message.content["arrays"])[0])  # type: ignore[arg-type] # it is an ArrayRecord
+        return node((1.0, 0.0))(message)
+
+    strategy = SieveStrategy(UniformSampler(), KeepFirst(), half, smoothing=0.6)
+    result = strategy.start(LocalGrid({1: answer, 2: answer}), START, num_rounds=3)
+    assert trained[::2] == pytest.approx([0, 0.5, 0.75])
+    averages = [0.5, 0.625, 0.6 * 0.625 + 0.4 * 0.875]
+    assert evaluated[::2] == pytest.approx(averages) and weight_of(result.arrays)[0] == pytest.approx(averages[-1])
+
+
 @pytest.mark.parametrize(
     ("strategy", "given", "said"),
     [
@@ -521,6 +537,7 @@ def test_any_part_of_ones_own_can_be_put_in() -> None:
         (FedCA, {"model": lambda: 3, "validation": (X, Y)}, "model: 'int'"),
         (FedCA, {"model": Line, "validation": (X, Y + 5)}, "labels"),
         (FedPdp, {"client_ids": "guess"}, "client_ids: 'guess'"),
+        (FedPdp, {"smoothing": 1.0}, "smoothing: 1.0"),
         (FedPdp, {"model": Line}, "validation: None"),
         (FedPdp, {"state_dir": "/dev/null/x"}, "state_dir"),
     ],

@@ -20,6 +20,7 @@ PANELS = {
         "clients",
         "ratio",
         "rounds",
+        "smoothing",
         "validation_per_class",
         "validation_imbalance",
         "validation_errors",

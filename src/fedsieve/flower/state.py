@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedsieve.errors import InvalidSetting
-from fedsieve.runs.directory import RunDirectory, write_whole
+from fedsieve.runs.directory import SMOOTHED, Checkpoint, RunDirectory, write_whole
 from fedsieve.vector import Layout
 
 METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -29,21 +29,23 @@ class State:
         except OSError as error:
             raise InvalidSetting("state_dir", str(folder), f"a folder that can be written to ({error})") from None
 
-    def load(self, layout: Layout) -> tuple[int, Tensor, dict[str, Any]] | None:
-        """The last whole round with its model [size] and what else was saved; None before the first."""
+    def load(self, layout: Layout) -> Checkpoint | None:
+        """The last whole round with its model and what else was saved; None before the first."""
         checkpoint, _ = self.directory.latest()
         if checkpoint is None:
             return None
         expected = {piece.name: piece.shape for piece in layout.pieces}
-        found = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+        found = {name.removeprefix(SMOOTHED): tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
         if found != expected:
             raise InvalidSetting("state_dir", str(self.directory.path), "the state of a run of the same model")
-        return checkpoint.round, checkpoint.model(layout), checkpoint.sampler
+        return checkpoint
 
-    def save(self, row: Mapping[str, Any], model: Tensor, layout: Layout, parts: Mapping[str, Any]) -> None:
-        """A round is done: its row, the model [size] and the state of the parts."""
+    def save(
+        self, row: Mapping[str, Any], model: Tensor, layout: Layout, parts: Mapping[str, Any], smoothed: Tensor | None
+    ) -> None:
+        """A round is done: its row, the model [size], the state of the parts, and an average over rounds, if any."""
         self.directory.append(row)
-        self.directory.save(row["round"], model, layout, parts)
+        self.directory.save(row["round"], model, layout, parts, smoothed)
 
     def save_results(self, result: Result) -> None:
         """What Flower collects, but for the model."""

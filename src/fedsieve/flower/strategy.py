@@ -33,6 +33,7 @@ from fedsieve.randomness import keys
 from fedsieve.sampling import ClientSampler, Feedback, ThompsonSampler, UCBSampler, UniformSampler
 from fedsieve.sampling.base import highest, whom_to_ask
 from fedsieve.sieve import Population, Sieve, Sifted
+from fedsieve.smoothing import Smoothing
 from fedsieve.stopwatch import Stopwatch
 
 WHO = "query.client_id"
@@ -49,7 +50,8 @@ class SieveStrategy(FedAvg):
     one, and `validation`, inputs and labels as the model takes them, are for filters that look at what models
     predict. `client_ids="ask"` asks every new node which client it is before it is first sampled (the ClientApp answers
     with `fedsieve.flower.say_who`); with "replies" a client that wants to be known says so in its replies. With
-    `state_dir` every round is on disk, and a federation that was interrupted goes on with the next one.
+    `state_dir` every round is on disk, and a federation that was interrupted goes on with the next one. With
+    `smoothing` an average over rounds is evaluated and comes out in the end; clients go on from the last round's model.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class SieveStrategy(FedAvg):
         train_metrics_aggr_fn: Aggregator | None = None,
         evaluate_metrics_aggr_fn: Aggregator | None = None,
         client_ids: Literal["replies", "ask"] = "replies",
+        smoothing: float = 0.0,
         state_dir: Path | str | None = None,
         device: str = "auto",
         seed: int = 0,
@@ -90,6 +93,8 @@ class SieveStrategy(FedAvg):
         check_own(sampler, filter, averaging)
         if client_ids not in ("replies", "ask"):
             raise unknown_name("client_ids", client_ids, ("replies", "ask"))
+        if not 0 <= smoothing < 1:
+            raise InvalidSetting("smoothing", smoothing, "a number of at least 0 and below 1")
         if (model is None) != (validation is None):
             raise InvalidSetting("validation", validation, "both a model and validation data, or neither")
         if filter.looks_at_validation and model is None:
@@ -99,6 +104,7 @@ class SieveStrategy(FedAvg):
             raise InvalidSetting("sampler", type(sampler).__name__, allowed)
         self.sampler = sampler
         self.client_ids = client_ids
+        self.smoothing = Smoothing(smoothing)
         self.seed = seed
         self.judge: ValidationJudge | NoJudge = NoJudge()
         self._names: Sequence[str] = ()
@@ -150,7 +156,7 @@ class SieveStrategy(FedAvg):
         arrays = initial_arrays
         if self._before:
             log(INFO, "Going on after round %d of %d", self._before, num_rounds)
-            arrays = self.layout.write(self.model)
+            arrays = self.layout.write(self.smoothing.latest(self.model))
             self._result.arrays = arrays
             self._catch_up(grid, arrays, timeout, evaluate_config, evaluate_fn)
         if self._before < num_rounds:
@@ -183,6 +189,8 @@ class SieveStrategy(FedAvg):
         self._asked = {arms[client]: client for client in self._sampled}
         log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(self._asked), len(arms))
         config["server-round"] = round
+        if self.smoothing.average is not None:
+            arrays = self.layout.write(self.model)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return self._construct_messages(record, sorted(self._asked), MessageType.TRAIN)
 
@@ -206,9 +214,10 @@ class SieveStrategy(FedAvg):
             log(WARNING, "aggregate_train: %s; the model stays as it was", problem)
             return None, self._note(round, None, received, problem.excluded)
         self.model = sifted.model
+        handed_out = self.smoothing.hand_out(self.model, round)
         self.sampler.observe(Feedback(round, self._sampled, sifted.kept, sifted.losses))
         metrics = self._note(round, sifted, received, sifted.excluded)
-        return self.layout.write(self.model), metrics
+        return self.layout.write(handed_out), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -251,7 +260,9 @@ class SieveStrategy(FedAvg):
         self.model = self.layout.read(arrays)
         saved = self.state.load(self.layout.layout) if self.state else None
         if saved is not None:
-            self._before, self.model, parts = saved
+            self._before, self.model, parts = saved.round, saved.model(self.layout.layout), saved.sampler
+            if self.smoothing.share:
+                self.smoothing.average = saved.smoothed(self.layout.layout)
             self._saved_sampler = parts["sampler"]
             self.roster.load_state_dict(parts["roster"])
             self.examples = {int(client): examples for client, examples in parts["examples"].items()}
@@ -365,7 +376,7 @@ class SieveStrategy(FedAvg):
                 "roster": self.roster.state_dict(),
                 "examples": {str(client): examples for client, examples in self.examples.items()},
             }
-            self.state.save(row, self.model, self.layout.layout, parts)
+            self.state.save(row, self.model, self.layout.layout, parts, self.smoothing.average)
             self._save_results()
         return metrics
 

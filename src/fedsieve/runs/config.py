@@ -74,6 +74,12 @@ class Config(BaseModel):
     schedule: str = Field("cosine", description="learning rate over rounds: constant, step or cosine")
     augment: bool | None = Field(None, description="crop and flip training images (default: as usual for the data set)")
     precision: str = Field("fp32", description="what a GPU computes with: fp32, tf32 or bf16 (fast)")
+    smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="hand out an average over rounds: the weight of all before the last (0.8: some five rounds count)",
+    )
     mu: float = Field(0.1, ge=0, description="FedProx's weight of the proximal term")
     score: str = Field("accuracy", description="what the combinatorial filter maximises: accuracy or cross-entropy")
     scored_by: str = Field("logits", description="score averaged logits (the paper), or really averaged weights (slow)")

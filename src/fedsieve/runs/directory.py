@@ -29,6 +29,7 @@ from fedsieve.runs.config import Config
 from fedsieve.vector import Layout
 
 CHECKPOINTS_KEPT = 2
+SMOOTHED = "smoothed/"  # before the names of an average's tensors, next to the model's own
 TYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 log = logging.getLogger("fedsieve")
@@ -36,15 +37,22 @@ log = logging.getLogger("fedsieve")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after a round."""
+    """The state of a run after a round: the tensors of its models, and what the sampler knows."""
 
     round: int
     tensors: dict[str, Tensor]
     sampler: dict[str, Any]
 
     def model(self, layout: Layout) -> Tensor:
-        """The flat model [size]."""
-        return torch.cat([self.tensors[piece.name].reshape(-1) for piece in layout.pieces])
+        """The flat model [size] that clients go on from."""
+        return self._flat(layout, "")
+
+    def smoothed(self, layout: Layout) -> Tensor | None:
+        """The flat average over rounds [size], if there is one."""
+        return self._flat(layout, SMOOTHED) if any(name.startswith(SMOOTHED) for name in self.tensors) else None
+
+    def _flat(self, layout: Layout, prefix: str) -> Tensor:
+        return torch.cat([self.tensors[prefix + piece.name].reshape(-1) for piece in layout.pieces])
 
 
 class RunDirectory:
@@ -118,12 +126,19 @@ class RunDirectory:
             file.flush()
             os.fsync(file.fileno())
 
-    def save(self, round: int, model: Tensor, layout: Layout, sampler: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        round: int,
+        model: Tensor,
+        layout: Layout,
+        sampler: Mapping[str, Any],
+        smoothed: Tensor | None = None,
+    ) -> None:
         """Write the state after a round, then drop all but the last two, and what is left of a later one."""
-        header, values = _safetensors(model, layout)
+        content = _safetensors({"": model} if smoothed is None else {"": model, SMOOTHED: smoothed}, layout)
         state = {"round": round, "sampler": sampler}
-        write_whole(self._file(round, "safetensors"), header, values)
-        digest = _digest(state, header, values)
+        write_whole(self._file(round, "safetensors"), *content)
+        digest = _digest(state, *content)
         write_whole(self._file(round, "json"), json.dumps(state | {"sha256": digest}).encode())
         there = self._rounds()
         kept = [known for known in there if known <= round][-CHECKPOINTS_KEPT:]
@@ -184,24 +199,26 @@ def write_whole(path: Path, *content: bytes | memoryview) -> None:
         os.close(folder)
 
 
-def _safetensors(model: Tensor, layout: Layout) -> tuple[bytes, memoryview]:
-    """A model as the two parts of a safetensors file: its header, and the vector's bytes as they lie in memory.
+def _safetensors(models: Mapping[str, Tensor], layout: Layout) -> list[bytes | memoryview]:
+    """Models of one type, by prefix, as the parts of a safetensors file: a header, and their bytes as they lie.
 
     The library's own `save` copies every tensor three times, which takes longer than all else a round writes.
     """
-    values = model.detach().cpu().contiguous()
-    width = values.element_size()
-    entries = {
-        piece.name: {
-            "dtype": TYPES[model.dtype],
-            "shape": list(piece.shape),
-            "data_offsets": [piece.start * width, piece.stop * width],
-        }
-        for piece in layout.pieces
-    }
+    vectors = [model.detach().cpu().contiguous() for model in models.values()]
+    entries = {}
+    for place, (prefix, vector) in enumerate(zip(models, vectors, strict=True)):
+        width = vector.element_size()
+        for piece in layout.pieces:
+            ends = (place * layout.size + piece.start, place * layout.size + piece.stop)
+            entries[prefix + piece.name] = {
+                "dtype": TYPES[vector.dtype],
+                "shape": list(piece.shape),
+                "data_offsets": [end * width for end in ends],
+            }
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, memoryview(values.view(torch.uint8).numpy())  # type: ignore[arg-type] # NumPy does not say so
+    header = len(text).to_bytes(8, "little") + text
+    return [header, *(memoryview(vector.view(torch.uint8).numpy()) for vector in vectors)]  # type: ignore[arg-type] # NumPy does not say so
 
 
 def _digest(state: Mapping[str, Any], *content: bytes | memoryview) -> str:

@@ -27,6 +27,7 @@ from fedsieve.runs.directory import RunDirectory
 from fedsieve.runs.environment import environment
 from fedsieve.runs.participation import gini, requests
 from fedsieve.sampling import ClientSampler
+from fedsieve.smoothing import Smoothing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,12 +39,12 @@ Simulated = Literal["seconds", "bytes"]
 SIMULATED: tuple[Simulated, ...] = get_args(Simulated)
 
 VALIDATED = ("validation_accuracy", "validation_loss")
-"""Of the new model, on rows of runs in which the algorithm or its filter looks at validation data."""
+"""Of the model that is handed out, on rows of runs in which the algorithm or its filter looks at validation data."""
 
 
 @dataclass(frozen=True)
 class History:
-    """What a run left: its rows (as in `metrics.jsonl`), its summary and its final model [size].
+    """What a run left: its rows (as in `metrics.jsonl`), its summary and the model [size] that it hands out.
 
     `profile` has the seconds of each phase of the rounds that were played now, not read.
     """
@@ -133,11 +134,14 @@ def run_in(
     trains = algorithms.find(config.algorithm).trains_on_validation
     validated = trains or federation.sieve.filter.looks_at_validation
     rows: list[dict[str, Any]] = []
+    smoothing = Smoothing(config.smoothing)
     if directory is not None:
         if directory.exists:
             checkpoint, rows = directory.latest()
             if checkpoint is not None:
                 federation.model = checkpoint.model(engine.layout).to(federation.model.device)
+                average = checkpoint.smoothed(engine.layout)
+                smoothing.average = None if average is None else average.to(federation.model.device)
                 federation.sampler.load_state_dict(checkpoint.sampler)
         else:
             directory.create(config)
@@ -150,7 +154,10 @@ def run_in(
             began = time.perf_counter()
             played = federation.play(number)
             with federation.stopwatch.phase("evaluate"):
-                row = _row(played, engine, federation.model, validated, began)
+                model = smoothing.hand_out(federation.model, number)
+                row = _row(played, engine, model, validated, began)
+                if config.smoothing:
+                    row["unsmoothed_accuracy"] = _on_test(engine, federation.model)["test_accuracy"]
             phases = federation.stopwatch.rounds[-1]
             row["phases"] = {phase: round(phases[phase], 5) for phase in phases if phase != "write"}
             rows.append(row)
@@ -158,7 +165,8 @@ def run_in(
                 with federation.stopwatch.phase("write"):
                     directory.append(row)
                     if number == config.rounds or time.monotonic() - saved >= save_every:
-                        directory.save(number, federation.model, engine.layout, federation.sampler.state_dict())
+                        state = federation.sampler.state_dict()
+                        directory.save(number, federation.model, engine.layout, state, smoothing.average)
                         saved = time.monotonic()
             for callback in callbacks:
                 callback.on_round(row)
@@ -172,7 +180,7 @@ def run_in(
         directory.finish(summary)
     for callback in callbacks:
         callback.on_end(summary)
-    return History(config, rows, summary, federation.model, federation.stopwatch.rounds)
+    return History(config, rows, summary, smoothing.latest(federation.model), federation.stopwatch.rounds)
 
 
 def load(path: Path | str) -> History:
@@ -195,13 +203,6 @@ def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> Non
 
 
 def _row(played: Round, engine: Engine, model: Tensor, validated: bool, began: float) -> dict[str, Any]:
-    logits, labels = engine.logits([model], "test")[0], engine.labels("test")
-    fooled = {}
-    if isinstance(engine, HostileEngine):
-        clean = engine.clean
-        if len(labels) > clean:
-            fooled = {"backdoor_success": float(accuracy(logits[clean:], labels[clean:]))}
-        logits, labels = logits[:clean], labels[:clean]
     return {
         "round": played.round,
         "sampled": played.sampled,
@@ -212,16 +213,26 @@ def _row(played: Round, engine: Engine, model: Tensor, validated: bool, began: f
         },
         "score": played.score,
         "search": played.search,
-        "test_accuracy": float(accuracy(logits, labels)),
-        "test_loss": -float(log_likelihood(logits, labels)),
+        **_on_test(engine, model),
         **(_on_validation(engine, model) if validated else {}),
-        **fooled,
         "train_loss": played.train_loss,
         "excluded": {str(client): reason for client, reason in played.excluded.items()},
         **({} if played.simulated is None else {"simulated": played.simulated}),
         **_details(played),
         "seconds": round(time.perf_counter() - began, 4),
     }
+
+
+def _on_test(engine: Engine, model: Tensor) -> dict[str, float]:
+    logits, labels = engine.logits([model], "test")[0], engine.labels("test")
+    clean = engine.clean if isinstance(engine, HostileEngine) else len(labels)
+    found = {
+        "test_accuracy": float(accuracy(logits[:clean], labels[:clean])),
+        "test_loss": -float(log_likelihood(logits[:clean], labels[:clean])),
+    }
+    if len(labels) > clean:
+        found["backdoor_success"] = float(accuracy(logits[clean:], labels[clean:]))
+    return found
 
 
 def _on_validation(engine: Engine, model: Tensor) -> dict[str, float]:

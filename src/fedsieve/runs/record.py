@@ -19,7 +19,7 @@ from fedsieve.runs.experiment import SIMULATED, VALIDATED, History
 
 FORMAT = "fedsieve run 1"
 SERIES = ("sampled", "kept", "score", "test_accuracy", "test_loss", "train_loss", "seconds")
-SOMETIMES = (*VALIDATED, "backdoor_success")
+SOMETIMES = (*VALIDATED, "backdoor_success", "unsmoothed_accuracy")
 DIGITS = 6
 
 
