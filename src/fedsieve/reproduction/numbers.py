@@ -12,7 +12,7 @@ from fedsieve.runs.experiment import SIMULATED
 from fedsieve.runs.participation import share_of
 
 SUMMED_UP = ("final_accuracy", "mean_last_10", "requests_gini", "duration")
-CURVES = ("test_accuracy", "validation_accuracy", "backdoor_success")
+CURVES = ("test_accuracy", "unsmoothed_accuracy", "validation_accuracy", "backdoor_success")
 DIGITS = 5
 
 

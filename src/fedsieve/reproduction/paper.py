@@ -39,6 +39,7 @@ class Cell:
     local_epochs: int = 5
     coefficients: str = "normalised"
     refresh: str = "fresh"
+    smoothing: float = 0.0
 
     @property
     def title(self) -> str:
@@ -57,6 +58,7 @@ class Cell:
             local_epochs=self.local_epochs,
             coefficients=self.coefficients,
             refresh=self.refresh,
+            smoothing=self.smoothing,
             seed=seed,
             watch_models=self.algorithm == "fedpdp",  # for Figure 5
         )

@@ -60,6 +60,11 @@ class History:
         """Test accuracy after each round."""
         return [float(row["test_accuracy"]) for row in self.rows]
 
+    @property
+    def unsmoothed_accuracy(self) -> list[float]:
+        """That of the model that clients go on from, which is another where an average over rounds is handed out."""
+        return [float(row.get("unsmoothed_accuracy", row["test_accuracy"])) for row in self.rows]
+
     def simulated(self, what: Simulated) -> list[float] | None:
         """Simulated seconds, or bytes sent, from the start to the end of each round; None without a system."""
         if not all("simulated" in row for row in self.rows):
