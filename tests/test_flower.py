@@ -15,6 +15,7 @@ import torch
 from flower_simulation import STRATEGIES, config
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvgM
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given
@@ -388,6 +389,7 @@ def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(kind: str, t
             bandit="ucb",
             fraction_train=0.5,
             client_ids="ask",
+            server_momentum=0.3,
             smoothing=0.7,
             state_dir=tmp_path / folder,
             device="cpu",
@@ -512,6 +514,21 @@ def test_any_part_of_ones_own_can_be_put_in() -> None:
     assert weight_of(result.arrays)[0] == pytest.approx(0.75)
 
 
+def test_momentum_is_that_of_flowers_fedavgm() -> None:
+    def towards(goal: tuple[float, float], examples: int) -> Answer:
+        def answer(message: Message) -> Message | None:
+            given = weight_of(message.content["arrays"])  # type: ignore[arg-type] # it is an ArrayRecord
+            return reply(message, [(now + end) / 2 for now, end in zip(given, goal, strict=True)], examples)
+
+        return answer
+
+    nodes = {1: towards((1.0, -4.0), 10), 2: towards((3.0, 2.0), 30)}
+    settings: dict[str, Any] = {"fraction_evaluate": 0.0, "server_momentum": 0.7}
+    theirs, ours = (kind(**settings).start(LocalGrid(nodes), START, num_rounds=4) for kind in (FedAvgM, FedPdp))
+    assert weight_of(ours.arrays) == pytest.approx(weight_of(theirs.arrays), abs=1e-5)
+    assert weight_of(ours.arrays)[0] > 3  # the mean of where they want to go is 2.5
+
+
 def test_an_average_over_rounds_is_evaluated_and_clients_go_on_from_the_last_model() -> None:
     trained, evaluated = list[float](), list[float]()
 
@@ -538,6 +555,7 @@ def test_an_average_over_rounds_is_evaluated_and_clients_go_on_from_the_last_mod
         (FedCA, {"model": Line, "validation": (X, Y + 5)}, "labels"),
         (FedPdp, {"client_ids": "guess"}, "client_ids: 'guess'"),
         (FedPdp, {"smoothing": 1.0}, "smoothing: 1.0"),
+        (FedPdp, {"server_momentum": -0.5}, "server_momentum: -0.5"),
         (FedPdp, {"model": Line}, "validation: None"),
         (FedPdp, {"state_dir": "/dev/null/x"}, "state_dir"),
     ],

@@ -26,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "local_epochs": 1,
     "device": "cpu",
     "refresh": "stale",
+    "server_momentum": 0.3,
     "smoothing": 0.5,
 }
 CONFIG = fs.Config(**SETTINGS)

@@ -20,6 +20,7 @@ from fedsieve.engines import Engine, Update
 from fedsieve.engines.base import Models, Trained
 from fedsieve.errors import TooFewUpdates
 from fedsieve.filtering import ModelFilter, Selection
+from fedsieve.momentum import ServerMomentum
 from fedsieve.sampling import Beliefs, ClientSampler, Feedback
 from fedsieve.sampling.base import whom_to_ask
 from fedsieve.sieve import Population, Sieve
@@ -61,7 +62,8 @@ class Federation:
 
     `clients` [n] are the ids of the clients that hold data and `weights` [n] their p_k. A round asks
     round(ratio · n) of them and fails, leaving everything as it was, when fewer than `min_updates` usable models
-    come back. With `watch_models` a round says how each model does on each class even if no filter looks at that.
+    come back. With `server_momentum` a part of what earlier rounds changed is repeated; with `watch_models` it says
+    how each model does on each class even if no filter looks at that.
 
     With a `system` only clients that can be reached are asked, some of them drop out, those that would take longer than
     `deadline` seconds are not waited for, and samplers hear of simulated seconds. `examples` [n] is how many examples
@@ -80,6 +82,7 @@ class Federation:
         averaging: Scheme,
         seed: int,
         min_updates: int = 1,
+        server_momentum: float = 0.0,
         watch_models: bool = False,
         system: SystemModel | None = None,
         examples: NDArray[np.int64] | None = None,
@@ -97,6 +100,7 @@ class Federation:
         self.engine = engine
         self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models, seed)
         self.model = engine.initial_model() if model is None else model
+        self.momentum = ServerMomentum(server_momentum, engine.layout.parameters)
         self.stopwatch = Stopwatch(self.model.device)
         self._trained_before = self._evaluated = self.clients[:0]
         sampler.local_losses = self._local_losses
@@ -129,9 +133,10 @@ class Federation:
             updates = [*(update for update in trained if update.client not in at_server), *failures]
         population = Population(len(self.clients), self._weights)
         sifted = self.sieve.sift(round, self.model, updates, drawn, population, self.stopwatch)
-        self.model = sifted.model
+        average = sifted.model
         for own in (update for update in trained if update.client in at_server):
-            self.model = self._with_server(own, sifted.kept)
+            average = self._with_server(average, own, sifted.kept)
+        self.model = self.momentum.step(self.model, average)
 
         with phase("sample"), single_thread():
             durations = seconds or {update.client: update.seconds for update in updates}
@@ -154,12 +159,12 @@ class Federation:
             seconds=time.perf_counter() - began,
         )
 
-    def _with_server(self, own: Trained, kept: Sequence[int]) -> Tensor:
-        """The average of the clients' and the server's `own` model, by how much data each stands for."""
+    def _with_server(self, average: Tensor, own: Trained, kept: Sequence[int]) -> Tensor:
+        """The `average` of the clients' models and the server's `own`, by how much data each stands for."""
         if self.server is None or own.model is None:
-            return self.model
+            return average
         share = self.server.weight / (self.server.weight + float(self._weights(kept).sum()))
-        return combine(self.model, [own.model], Coefficients(1 - share, np.array([share])))
+        return combine(average, [own.model], Coefficients(1 - share, np.array([share])))
 
     def _device_times(self, round: int, asked: NDArray[np.int64]) -> tuple[dict[int, float], dict[int, str]]:
         """How many seconds each device takes, and why some never send a model."""

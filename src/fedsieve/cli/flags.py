@@ -20,6 +20,9 @@ PANELS = {
         "clients",
         "ratio",
         "rounds",
+    ),
+    "The server": (
+        "server_momentum",
         "smoothing",
         "validation_per_class",
         "validation_imbalance",

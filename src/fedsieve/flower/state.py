@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedsieve.errors import InvalidSetting
-from fedsieve.runs.directory import SMOOTHED, Checkpoint, RunDirectory, write_whole
+from fedsieve.runs.directory import SMOOTHED, VELOCITY, Checkpoint, RunDirectory, write_whole
 from fedsieve.vector import Layout
 
 METRICS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -35,17 +35,23 @@ class State:
         if checkpoint is None:
             return None
         expected = {piece.name: piece.shape for piece in layout.pieces}
-        found = {name.removeprefix(SMOOTHED): tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+        beside = (SMOOTHED, VELOCITY)
+        found = {name: tuple(one.shape) for name, one in checkpoint.tensors.items() if not name.startswith(beside)}
         if found != expected:
             raise InvalidSetting("state_dir", str(self.directory.path), "the state of a run of the same model")
         return checkpoint
 
     def save(
-        self, row: Mapping[str, Any], model: Tensor, layout: Layout, parts: Mapping[str, Any], smoothed: Tensor | None
+        self,
+        row: Mapping[str, Any],
+        model: Tensor,
+        layout: Layout,
+        parts: Mapping[str, Any],
+        beside: Mapping[str, Tensor | None],
     ) -> None:
-        """A round is done: its row, the model [size], the state of the parts, and an average over rounds, if any."""
+        """A round is done: its row, the model [size], the state of the parts, and vectors beside the model."""
         self.directory.append(row)
-        self.directory.save(row["round"], model, layout, parts, smoothed)
+        self.directory.save(row["round"], model, layout, parts, beside)
 
     def save_results(self, result: Result) -> None:
         """What Flower collects, but for the model."""

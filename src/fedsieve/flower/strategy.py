@@ -28,8 +28,10 @@ from fedsieve.flower.judge import NoJudge, ValidationJudge
 from fedsieve.flower.replies import Reply, claimed_id, read_reply
 from fedsieve.flower.roster import Roster
 from fedsieve.flower.state import State
+from fedsieve.momentum import ServerMomentum
 from fedsieve.parts import check_own
 from fedsieve.randomness import keys
+from fedsieve.runs.directory import SMOOTHED, VELOCITY
 from fedsieve.sampling import ClientSampler, Feedback, ThompsonSampler, UCBSampler, UniformSampler
 from fedsieve.sampling.base import highest, whom_to_ask
 from fedsieve.sieve import Population, Sieve, Sifted
@@ -73,6 +75,7 @@ class SieveStrategy(FedAvg):
         train_metrics_aggr_fn: Aggregator | None = None,
         evaluate_metrics_aggr_fn: Aggregator | None = None,
         client_ids: Literal["replies", "ask"] = "replies",
+        server_momentum: float = 0.0,
         smoothing: float = 0.0,
         state_dir: Path | str | None = None,
         device: str = "auto",
@@ -93,8 +96,9 @@ class SieveStrategy(FedAvg):
         check_own(sampler, filter, averaging)
         if client_ids not in ("replies", "ask"):
             raise unknown_name("client_ids", client_ids, ("replies", "ask"))
-        if not 0 <= smoothing < 1:
-            raise InvalidSetting("smoothing", smoothing, "a number of at least 0 and below 1")
+        for name, share in (("server_momentum", server_momentum), ("smoothing", smoothing)):
+            if not 0 <= share < 1:
+                raise InvalidSetting(name, share, "a number of at least 0 and below 1")
         if (model is None) != (validation is None):
             raise InvalidSetting("validation", validation, "both a model and validation data, or neither")
         if filter.looks_at_validation and model is None:
@@ -104,6 +108,7 @@ class SieveStrategy(FedAvg):
             raise InvalidSetting("sampler", type(sampler).__name__, allowed)
         self.sampler = sampler
         self.client_ids = client_ids
+        self.momentum = ServerMomentum(server_momentum, 0)  # how much there is to move the first arrays will show
         self.smoothing = Smoothing(smoothing)
         self.seed = seed
         self.judge: ValidationJudge | NoJudge = NoJudge()
@@ -213,7 +218,7 @@ class SieveStrategy(FedAvg):
         except TooFewUpdates as problem:
             log(WARNING, "aggregate_train: %s; the model stays as it was", problem)
             return None, self._note(round, None, received, problem.excluded)
-        self.model = sifted.model
+        self.model = self.momentum.step(self.model, sifted.model)
         handed_out = self.smoothing.hand_out(self.model, round)
         self.sampler.observe(Feedback(round, self._sampled, sifted.kept, sifted.losses))
         metrics = self._note(round, sifted, received, sifted.excluded)
@@ -258,11 +263,13 @@ class SieveStrategy(FedAvg):
             return
         self._layout = ArrayLayout.of(arrays, self.judge.layout, self._names)
         self.model = self.layout.read(arrays)
+        self.momentum.trained = self.layout.layout.parameters
         saved = self.state.load(self.layout.layout) if self.state else None
         if saved is not None:
             self._before, self.model, parts = saved.round, saved.model(self.layout.layout), saved.sampler
             if self.smoothing.share:
-                self.smoothing.average = saved.smoothed(self.layout.layout)
+                self.smoothing.average = saved.beside(self.layout.layout, SMOOTHED)
+            self.momentum.velocity = saved.beside(self.layout.layout, VELOCITY)
             self._saved_sampler = parts["sampler"]
             self.roster.load_state_dict(parts["roster"])
             self.examples = {int(client): examples for client, examples in parts["examples"].items()}
@@ -376,7 +383,8 @@ class SieveStrategy(FedAvg):
                 "roster": self.roster.state_dict(),
                 "examples": {str(client): examples for client, examples in self.examples.items()},
             }
-            self.state.save(row, self.model, self.layout.layout, parts, self.smoothing.average)
+            beside = {SMOOTHED: self.smoothing.average, VELOCITY: self.momentum.velocity}
+            self.state.save(row, self.model, self.layout.layout, parts, beside)
             self._save_results()
         return metrics
 

@@ -108,6 +108,7 @@ def assemble(
         averaging=averaging or algorithm.averaging(options),
         seed=config.seed,
         min_updates=config.min_updates,
+        server_momentum=config.server_momentum,
         watch_models=config.watch_models,
         system=system,
         examples=None if system is None else np.array([settings.example_count(size) for size in sizes[clients]]),

@@ -74,6 +74,9 @@ class Config(BaseModel):
     schedule: str = Field("cosine", description="learning rate over rounds: constant, step or cosine")
     augment: bool | None = Field(None, description="crop and flip training images (default: as usual for the data set)")
     precision: str = Field("fp32", description="what a GPU computes with: fp32, tf32 or bf16 (fast)")
+    server_momentum: float = Field(
+        0.0, ge=0, lt=1, description="share of a round's change that is repeated in the next, on top of its own"
+    )
     smoothing: float = Field(
         0.0,
         ge=0,

@@ -29,7 +29,7 @@ from fedsieve.runs.config import Config
 from fedsieve.vector import Layout
 
 CHECKPOINTS_KEPT = 2
-SMOOTHED = "smoothed/"  # before the names of an average's tensors, next to the model's own
+MODEL, SMOOTHED, VELOCITY = "", "smoothed/", "velocity/"  # before the names of tensors: what they are part of
 TYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 log = logging.getLogger("fedsieve")
@@ -37,7 +37,7 @@ log = logging.getLogger("fedsieve")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after a round: the tensors of its models, and what the sampler knows."""
+    """The state of a run after a round: the tensors of its vectors, and what the sampler knows."""
 
     round: int
     tensors: dict[str, Tensor]
@@ -45,14 +45,12 @@ class Checkpoint:
 
     def model(self, layout: Layout) -> Tensor:
         """The flat model [size] that clients go on from."""
-        return self._flat(layout, "")
+        return torch.cat([self.tensors[MODEL + piece.name].reshape(-1) for piece in layout.pieces])
 
-    def smoothed(self, layout: Layout) -> Tensor | None:
-        """The flat average over rounds [size], if there is one."""
-        return self._flat(layout, SMOOTHED) if any(name.startswith(SMOOTHED) for name in self.tensors) else None
-
-    def _flat(self, layout: Layout, prefix: str) -> Tensor:
-        return torch.cat([self.tensors[prefix + piece.name].reshape(-1) for piece in layout.pieces])
+    def beside(self, layout: Layout, kind: str) -> Tensor | None:
+        """Another flat vector, SMOOTHED [size] or VELOCITY [parameters], if there is one."""
+        parts = [self.tensors[name] for piece in layout.pieces if (name := kind + piece.name) in self.tensors]
+        return torch.cat([part.reshape(-1) for part in parts]) if parts else None
 
 
 class RunDirectory:
@@ -132,10 +130,11 @@ class RunDirectory:
         model: Tensor,
         layout: Layout,
         sampler: Mapping[str, Any],
-        smoothed: Tensor | None = None,
+        beside: Mapping[str, Tensor | None] = {},
     ) -> None:
         """Write the state after a round, then drop all but the last two, and what is left of a later one."""
-        content = _safetensors({"": model} if smoothed is None else {"": model, SMOOTHED: smoothed}, layout)
+        vectors = {MODEL: model} | {kind: vector for kind, vector in beside.items() if vector is not None}
+        content = _safetensors(vectors, layout)
         state = {"round": round, "sampler": sampler}
         write_whole(self._file(round, "safetensors"), *content)
         digest = _digest(state, *content)
@@ -199,26 +198,26 @@ def write_whole(path: Path, *content: bytes | memoryview) -> None:
         os.close(folder)
 
 
-def _safetensors(models: Mapping[str, Tensor], layout: Layout) -> list[bytes | memoryview]:
-    """Models of one type, by prefix, as the parts of a safetensors file: a header, and their bytes as they lie.
+def _safetensors(vectors: Mapping[str, Tensor], layout: Layout) -> list[bytes | memoryview]:
+    """Vectors of one type, by what they are, as the parts of a safetensors file: a header, and bytes as they lie.
 
     The library's own `save` copies every tensor three times, which takes longer than all else a round writes.
     """
-    vectors = [model.detach().cpu().contiguous() for model in models.values()]
-    entries = {}
-    for place, (prefix, vector) in enumerate(zip(models, vectors, strict=True)):
+    entries, contents, before = {}, list[memoryview](), 0
+    for kind, vector in vectors.items():
         width = vector.element_size()
         for piece in layout.pieces:
-            ends = (place * layout.size + piece.start, place * layout.size + piece.stop)
-            entries[prefix + piece.name] = {
-                "dtype": TYPES[vector.dtype],
-                "shape": list(piece.shape),
-                "data_offsets": [end * width for end in ends],
-            }
+            if piece.stop <= len(vector):
+                entries[kind + piece.name] = {
+                    "dtype": TYPES[vector.dtype],
+                    "shape": list(piece.shape),
+                    "data_offsets": [before + piece.start * width, before + piece.stop * width],
+                }
+        contents.append(memoryview(vector.detach().cpu().contiguous().view(torch.uint8).numpy()))  # type: ignore[arg-type] # NumPy does not say so
+        before += len(vector) * width
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return [header, *(memoryview(vector.view(torch.uint8).numpy()) for vector in vectors)]  # type: ignore[arg-type] # NumPy does not say so
+    return [len(text).to_bytes(8, "little") + text, *contents]
 
 
 def _digest(state: Mapping[str, Any], *content: bytes | memoryview) -> str:

@@ -23,7 +23,7 @@ from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
 from fedsieve.runs.assembly import assemble
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
-from fedsieve.runs.directory import RunDirectory
+from fedsieve.runs.directory import SMOOTHED, VELOCITY, RunDirectory
 from fedsieve.runs.environment import environment
 from fedsieve.runs.participation import gini, requests
 from fedsieve.sampling import ClientSampler
@@ -145,8 +145,8 @@ def run_in(
             checkpoint, rows = directory.latest()
             if checkpoint is not None:
                 federation.model = checkpoint.model(engine.layout).to(federation.model.device)
-                average = checkpoint.smoothed(engine.layout)
-                smoothing.average = None if average is None else average.to(federation.model.device)
+                smoothing.average = _there(federation.model, checkpoint.beside(engine.layout, SMOOTHED))
+                federation.momentum.velocity = _there(federation.model, checkpoint.beside(engine.layout, VELOCITY))
                 federation.sampler.load_state_dict(checkpoint.sampler)
         else:
             directory.create(config)
@@ -171,7 +171,8 @@ def run_in(
                     directory.append(row)
                     if number == config.rounds or time.monotonic() - saved >= save_every:
                         state = federation.sampler.state_dict()
-                        directory.save(number, federation.model, engine.layout, state, smoothing.average)
+                        beside = {SMOOTHED: smoothing.average, VELOCITY: federation.momentum.velocity}
+                        directory.save(number, federation.model, engine.layout, state, beside)
                         saved = time.monotonic()
             for callback in callbacks:
                 callback.on_round(row)
@@ -205,6 +206,11 @@ def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> Non
         raise InvalidSetting(
             name, getattr(config, name), f"{getattr(saved, name)!r}, as in the run in {directory.path}"
         )
+
+
+def _there(model: Tensor, vector: Tensor | None) -> Tensor | None:
+    """A vector where the model is."""
+    return None if vector is None else vector.to(model.device)
 
 
 def _row(played: Round, engine: Engine, model: Tensor, validated: bool, began: float) -> dict[str, Any]:
