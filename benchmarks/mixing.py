@@ -1,13 +1,15 @@
 """Which way of learning mixing weights is best: `LearnedAveraging`, and changes of it one at a time.
 
-    python benchmarks/mixing.py [--model mlp] [--seeds 3] [--at-once 2] [--only NAME ...] [--out FILE]
+    python benchmarks/mixing.py [--model mlp] [--seeds 3] [--at-once 2] [--only NAME ...] [--smoothing S] [--out FILE]
 
 `mlp` learns Fashion-MNIST, on CPUs; `cnn` and `vgg11` learn CIFAR-10, on a GPU.
 
 Every variant is run with class and client heterogeneity (α = 0.1, 8 of 20 clients) and the same seeds, next to the
 baselines it has to beat. FILE (JSON) gets a line per run as it ends; what it has is not run again. At the end a table:
 mean test accuracy of the last ten rounds, and the difference from `learned`, seed by seed, with its 95 % interval.
-What is kept here but not in the library did not help.
+What is kept here but not in the library did not help. With --smoothing the table says what it is to hand out an average
+over rounds: mean accuracy of the rounds in the middle of the run and of the last ten, and the first round that is as
+good as `fedavg` in the end.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -36,8 +39,10 @@ from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
 from fedsieve.filtering.geometric_median import shares_of
 from fedsieve.randomness import generator
+from fedsieve.report import figures, style
 from fedsieve.reproduction.claims import Interval
 from fedsieve.reproduction.tables import spread_of
+from fedsieve.runs import rounds_to
 from fedsieve.runs.environment import environment
 from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler
 from fedsieve.sampling.base import Ids, sorted_ids
@@ -261,6 +266,7 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "batch 200, twice as far": lambda layers, rounds: (Mixing(batch=200, length=2.0), None),
     "batch 200, as far as all move": lambda layers, rounds: (Mixing(batch=200, length="all"), None),
     "UCB, batch 200, as far as all move": lambda layers, rounds: (Mixing(batch=200, length="all"), UCBSampler()),
+    "batch 200, server momentum 0.5": lambda layers, rounds: (Mixing(batch=200, momentum=0.5), None),
     "server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), None),
     "server momentum 0.8": lambda layers, rounds: (Mixing(momentum=0.8), None),
     "nothing learned, server momentum 0.5": lambda layers, rounds: (Mixing(steps=0, drop=False, momentum=0.5), None),
@@ -278,13 +284,21 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "Thompson": lambda layers, rounds: (Mixing(), ThompsonSampler()),
     "Thompson, discounted 0.9": lambda layers, rounds: (Mixing(), ThompsonSampler(memory=Memory(0.9))),
 }
-BASELINES = ("fedpdp", "fedca", "fedcm-ucb", "fedcm-ts", "server-only", "fedpdp-finetune", "fedpdp-server-client")
+BASELINES = (
+    "fedavg",
+    "fedpdp",
+    "fedca",
+    "fedcm-ucb",
+    "fedcm-ts",
+    "server-only",
+    "fedpdp-finetune",
+    "fedpdp-server-client",
+)
 
 
-def play(name: str, model: str, where: str, seed: int, rounds: int | None) -> dict[str, Any]:
+def play(name: str, model: str, where: str, seed: int, changed: dict[str, Any]) -> dict[str, Any]:
     """One run: its last accuracies and what it took."""
-    settings = COMMON | SETTINGS[model] | {"model": model, "heterogeneity": where, "seed": seed}
-    settings |= {} if rounds is None else {"rounds": rounds}
+    settings = COMMON | SETTINGS[model] | {"model": model, "heterogeneity": where, "seed": seed} | changed
     filter, sampler = None, None
     if name in VARIANTS:
         filter, sampler = VARIANTS[name](stretches(model), settings["rounds"])
@@ -300,6 +314,11 @@ def play(name: str, model: str, where: str, seed: int, rounds: int | None) -> di
         "seed": seed,
         "rounds": len(history.rows),
         "accuracy": [round(value, 5) for value in history.accuracy],
+        **(
+            {"unsmoothed": [round(row["unsmoothed_accuracy"], 5) for row in history.rows]}
+            if "smoothing" in changed
+            else {}
+        ),
         "seconds": round(time.perf_counter() - began, 1),
         "search_seconds_per_round": round(float(np.median(search)), 4),
         **({"steps": round(float(np.mean(filter.taken)), 1)} if isinstance(filter, Mixing) else {}),
@@ -325,12 +344,52 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def smoothing_table(runs: Sequence[dict[str, Any]]) -> str:
+    """What the last model and the average over rounds come to: in the middle, at the end, and on the way."""
+    lines = []
+    for where in ("class", "client"):
+        names = dict.fromkeys(run["name"] for run in runs)
+        of = {name: [run for run in runs if (run["name"], run["heterogeneity"]) == (name, where)] for name in names}
+        target = float(np.mean([run["unsmoothed"][-1] for run in of["fedavg"]]))
+        lines += [
+            f"| {where} | middle | smoothed | last 10 | smoothed | rounds to {100 * target:.1f} % | smoothed |",
+            "|---" + "|---:" * 6 + "|",
+        ]
+        for name, some in of.items():
+            rounds = len(some[0]["accuracy"])
+            cells = []
+            for part in (slice(rounds * 2 // 5, rounds * 3 // 5), slice(-10, None)):
+                for what in ("unsmoothed", "accuracy"):
+                    cells.append(spread_of([100 * float(np.mean(run[what][part])) for run in some]))
+            for what in ("unsmoothed", "accuracy"):
+                reached = [first for run in some if (first := rounds_to(target, run[what])) is not None]
+                cells.append(f"{spread_of(reached)} ({len(reached)} of {len(some)})")
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def smoothing_figure(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Accuracy over rounds of the last model and of the average over rounds."""
+    panels: dict[str, dict[str, list[list[float]]]] = {}
+    for where in ("class", "client"):
+        for what, title in (("unsmoothed", "last model"), ("accuracy", "average over rounds")):
+            panel = panels.setdefault(f"{where} heterogeneity, {title}", {})
+            for run in runs:
+                name = {"batch 200": "fedsieve"}.get(run["name"], run["name"])
+                if run["heterogeneity"] == where and name in ("fedpdp", "fedca", "fedcm-ts", "fedsieve"):
+                    panel.setdefault(name, []).append(run[what])
+    figure = figures.accuracy_panels(panels, title="Handing out an average over rounds")
+    figure.axes[0].set_ylim(bottom=50)
+    return figure
+
+
 def main() -> None:
     """Run what is missing, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SETTINGS), default="mlp")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--smoothing", type=float, help="hand out an average over rounds")
     parser.add_argument("--at-once", type=int, default=2, help="processes")
     parser.add_argument("--only", nargs="+", choices=[*VARIANTS, *BASELINES])
     parser.add_argument("--out", type=Path, default=Path("runs/mixing.json"))
@@ -352,10 +411,11 @@ def main() -> None:
     ]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known |= {"command": f"python benchmarks/mixing.py --model {given.model}", "environment": environment(device)}
-    known["setting"] = COMMON | SETTINGS[given.model]
+    changed = {name: value for name in ("rounds", "smoothing") if (value := getattr(given, name)) is not None}
+    known["setting"] = COMMON | SETTINGS[given.model] | changed
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(given.at_once, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(play, *job, given.rounds) for job in jobs]
+        waiting = [pool.submit(play, *job, changed) for job in jobs]
         for number, future in enumerate(as_completed(waiting), start=1):
             known["runs"].append(future.result())
             given.out.write_text(json.dumps(known) + "\n")
@@ -363,7 +423,12 @@ def main() -> None:
             what = f"{run['name']}, {run['heterogeneity']}, seed {run['seed']}"
             print(f"{number}/{len(jobs)} {what}: {run['accuracy'][-1]:.3f}, {run['seconds']} s", flush=True)
     given.out.write_text(json.dumps(known) + "\n")
-    print(table([run for run in known["runs"] if run["model"] == given.model]))
+    runs = [run for run in known["runs"] if run["model"] == given.model]
+    if given.smoothing is None:
+        print(table(runs))
+    else:
+        print(smoothing_table(runs))
+        print(style.save(smoothing_figure(runs), given.out.with_suffix(".png")))
 
 
 if __name__ == "__main__":

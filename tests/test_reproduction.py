@@ -271,7 +271,7 @@ def test_our_method_is_compared_with_the_best_fedcm_seed_by_seed() -> None:
 
 def test_our_plan_has_five_seeds_of_what_is_decisive_and_needs_what_the_paper_has() -> None:
     jobs = OURS.jobs(OURS.find(["ours"]), None)
-    assert len(jobs) == len(set(jobs)) == 5 * 4 + 3 * (2 * 6 + 8 + 1)
+    assert len(jobs) == len(set(jobs)) == 5 * 6 + 3 * (2 * 6 + 8 + 1)
     assert find_plan(["ours"]) is OURS
     best = max(published.TABLE_4, key=lambda cell: published.TABLE_4[cell][0])
     assert best.algorithm == "fedcm-ts" and {(cell.algorithm, cell.score) for cell in RIVALS} == {

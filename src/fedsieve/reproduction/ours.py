@@ -24,11 +24,15 @@ BEST_FEDCM = ("fedcm-ts", "accuracy")
 SMOOTHING = 0.8
 """An average over some five rounds, beside the last model: a sceptic's answer to curves that swing."""
 
+MOMENTUM = 0.5
+"""At the server: of all changes to learned averaging that were tried, the one that helped (docs/method.md)."""
+
 RIVALS = [
     cell
     for where in HETEROGENEITIES
     for cell in (
         Cell("fedsieve", where, smoothing=SMOOTHING),
+        Cell("fedsieve", where, server_momentum=MOMENTUM, smoothing=SMOOTHING),
         Cell(BEST_FEDCM[0], where, score=BEST_FEDCM[1], smoothing=SMOOTHING),
     )
 ]
@@ -47,22 +51,23 @@ BASELINES = [
 def ours_table(heterogeneity: str, results: Results) -> Table:
     """Accuracy, rounds to FedAvg's final accuracy, and how far FedSieve is ahead with the same seeds."""
     target, rows = results.target(heterogeneity), []
-    ours = _last(results, Cell("fedsieve", heterogeneity, smoothing=SMOOTHING))
-    for cell in _in_order(heterogeneity):
+    first, *_ = cells = _in_order(heterogeneity)
+    ours = _last(results, first)
+    for cell in cells:
         runs, final = results.of(cell), _last(results, cell)
         both = sorted(ours.keys() & final.keys())
         ahead = Interval.of([ours[seed] - final[seed] for seed in both]) if both else None
         plain, smooth = ([run.unsmoothed_accuracy for run in runs], [run.accuracy for run in runs if cell.smoothing])
         rows.append(
             (
-                cell.title + (f", {cell.score}" if cell.score else ""),
+                _title(cell),
                 f"{len(final)}",
                 spread_of(final.values()),
                 spread_of([100 * float(np.mean(curve[-10:])) for curve in plain]),
                 _rounds(target, plain),
                 spread_of([100 * curve[-1] for curve in smooth]),
                 _rounds(target, smooth),
-                NOTHING if cell.algorithm == "fedsieve" else interval(ahead),
+                NOTHING if cell == first else interval(ahead),
             )
         )
     return Table(
@@ -91,10 +96,10 @@ def ours_figure(results: Results) -> Figure | None:
             if cell.algorithm in shown and cell.score != "cross-entropy" and results.of(cell)
         ]
         panels[f"{where} heterogeneity"] = {
-            cell.algorithm: [run.unsmoothed_accuracy for run in results.of(cell)] for cell in cells
+            _curve(cell): [run.unsmoothed_accuracy for run in results.of(cell)] for cell in cells
         }
         panels[f"{where} heterogeneity, smoothed"] = {
-            cell.algorithm: [run.accuracy for run in results.of(cell)] for cell in cells if cell.smoothing
+            _curve(cell): [run.accuracy for run in results.of(cell)] for cell in cells if cell.smoothing
         }
     if not any(panels.values()):
         return None
@@ -104,6 +109,16 @@ def ours_figure(results: Results) -> Figure | None:
 def _in_order(where: str) -> list[Cell]:
     """Ours first; what has no clients is the same in both heterogeneities."""
     return [cell for cell in (*RIVALS, *BASELINES) if cell.heterogeneity == where or cell == SERVER_ONLY]
+
+
+def _curve(cell: Cell) -> str:
+    """Its algorithm, which has a colour of its own, or what it is called."""
+    return _title(cell) if cell.server_momentum else cell.algorithm
+
+
+def _title(cell: Cell) -> str:
+    more = [cell.score] if cell.score else [f"momentum {cell.server_momentum:g}"] if cell.server_momentum else []
+    return ", ".join([cell.title, *more])
 
 
 def _last(results: Results, cell: Cell) -> dict[int, float]:

@@ -39,6 +39,7 @@ class Cell:
     local_epochs: int = 5
     coefficients: str = "normalised"
     refresh: str = "fresh"
+    server_momentum: float = 0.0
     smoothing: float = 0.0
 
     @property
@@ -58,6 +59,7 @@ class Cell:
             local_epochs=self.local_epochs,
             coefficients=self.coefficients,
             refresh=self.refresh,
+            server_momentum=self.server_momentum,
             smoothing=self.smoothing,
             seed=seed,
             watch_models=self.algorithm == "fedpdp",  # for Figure 5
