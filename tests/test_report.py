@@ -107,8 +107,13 @@ def test_bars_stack_to_the_clients_sizes() -> None:
 def test_every_known_algorithm_has_a_colour_of_its_own() -> None:
     from fedsieve.algorithms import ALGORITHMS
 
-    colours = [style.colour(name, 0) for name in ALGORITHMS]
-    assert len(set(colours)) == len(ALGORITHMS)
+    assert len(set(style.colours_of(ALGORITHMS).values())) == len(ALGORITHMS)
+
+
+def test_others_get_colours_that_nobody_beside_them_has() -> None:
+    mine = [f"variant {number}" for number in range(8)]
+    colours = style.colours_of(["fedsieve", *mine, "fedsieve-ucb"])
+    assert len(set(colours.values())) == 10 and colours["fedsieve"] == style.colours_of(["fedsieve"])["fedsieve"]
 
 
 def test_pictures_are_written_in_the_format_of_their_name(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fedsieve.report.style import (
     INK,
     KEPT,
     LEFT_OUT,
-    colour,
+    colours_of,
     new_figure,
     quiet,
 )
@@ -50,8 +50,7 @@ def accuracy_curves(curves: Curves, title: str = "") -> Figure:
     """
     figure = new_figure(8, 4.6)
     axes = figure.add_subplot()
-    colours = {name: colour(name, position) for position, name in enumerate(curves)}
-    _label_ends(axes, _draw_curves(axes, curves, colours))
+    _label_ends(axes, _draw_curves(axes, curves, colours_of(curves)))
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy (%)")
     if title:
@@ -69,12 +68,12 @@ def accuracy_over(what: Simulated, curves: Timed, title: str = "") -> Figure:
     unit, size = unit_for(max(taken[-1] for runs in curves.values() for taken, _ in runs), units)
     figure = new_figure(8, 4.6)
     axes = figure.add_subplot()
-    ends = []
-    for position, (name, runs) in enumerate(curves.items()):
+    ends, colours = [], colours_of(curves)
+    for name, runs in curves.items():
         places, values = common_steps(runs)
         if not len(places):
             continue
-        mean, own = 100 * values.mean(0), colour(name, position)
+        mean, own = 100 * values.mean(0), colours[name]
         axes.step(places / size, mean, where="post", color=own, linewidth=1.8, label=_title(name))
         if len(runs) > 1:
             spread = 100 * values.std(0, ddof=1)
@@ -108,7 +107,7 @@ def accuracy_panels(
     from matplotlib.lines import Line2D
 
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    colours = colours or {name: colour(name, position) for position, name in enumerate(names)}
+    colours = colours or colours_of(names)
     lines = -(-len(panels) // columns)
     figure = new_figure(4.6 * columns, 0.9 + 3.0 * lines)
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)

@@ -19,7 +19,7 @@ from fedsieve import algorithms, data
 from fedsieve.errors import FedSieveError, InvalidSetting
 from fedsieve.filtering import KeepAll
 from fedsieve.report.figures import participation_map
-from fedsieve.report.style import colour
+from fedsieve.report.style import colours_of
 from fedsieve.report.tables import PHASE_MEANINGS
 from fedsieve.runs import Config, History, Line, Spread, summarise
 from fedsieve.runs.assembly import split_data
@@ -132,12 +132,10 @@ def _report(settings: Sequence[Setting]) -> dict[str, Any]:
         for name in settings[0].fields
         if any(setting.fields[name] != settings[0].fields[name] for setting in settings)
     ]
-    names = list(dict.fromkeys(name for setting in settings for name in setting.runs))
+    colours = colours_of(dict.fromkeys(name for setting in settings for name in setting.runs))
     detail = _Detail(settings)
     return {
-        "algorithms": {
-            name: {"title": _title(name), "colour": colour(name, position)} for position, name in enumerate(names)
-        },
+        "algorithms": {name: {"title": _title(name), "colour": own} for name, own in colours.items()},
         "fields": {name: Config.model_fields[name].description for name in settings[0].fields},
         "differing": differing,
         "phases": PHASE_MEANINGS,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +35,11 @@ COLOURS = {
 SPARE = ("#6A3D9A", "#8B4513", "#000000", "#B2A000")
 
 
-def colour(name: str, position: int) -> str:
-    """An algorithm's own colour, the same in every picture; others get one by their position."""
-    spare = (*SPARE, *COLOURS.values())
-    return COLOURS.get(name, spare[position % len(spare)])
+def colours_of(names: Collection[str]) -> dict[str, str]:
+    """An algorithm's own colour, the same in every picture; for others those that none of the names has."""
+    taken = {COLOURS[name] for name in names if name in COLOURS}
+    spare = cycle(dict.fromkeys(colour for colour in (*SPARE, *COLOURS.values()) if colour not in taken))
+    return {name: COLOURS.get(name) or next(spare) for name in names}
 
 
 def new_figure(width: float, height: float) -> Figure:
