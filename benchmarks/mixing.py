@@ -44,7 +44,7 @@ from fedsieve.reproduction.claims import Interval
 from fedsieve.reproduction.tables import spread_of
 from fedsieve.runs import rounds_to
 from fedsieve.runs.environment import environment
-from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler
+from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler, UniformSampler
 from fedsieve.sampling.base import Ids, sorted_ids
 from fedsieve.sampling.memory import Memory
 from fedsieve.vector import Layout
@@ -194,6 +194,47 @@ class Mixing(LearnedAveraging):
         return total
 
 
+class Remembering(UniformSampler):
+    """Knows whom it asked last."""
+
+    def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
+        """As the base does."""
+        self.asked = super().sample(round, clients, count)
+        return self.asked
+
+
+class Joined(Mixing):
+    """Mixes in what others changed when they were last asked, or, without a sampler, what the last round changed.
+
+    Each such change, applied to the model as it is, is a candidate beside those that came back.
+    """
+
+    def __init__(self, sampler: Remembering | None = None) -> None:
+        super().__init__(batch=200)
+        self.sampler = sampler
+        self.changes: dict[int, tuple[Tensor, float]] = {}
+
+    def select(self, candidates: Candidates) -> Selection:
+        """As the base does, with more candidates."""
+        assert candidates.models is not None and candidates.previous is not None
+        held, previous, weights = list(candidates.models), candidates.previous, candidates.weights.tolist()
+        here = [] if self.sampler is None else self.sampler.asked.tolist()
+        others = [change for client, change in self.changes.items() if client not in here]
+        among = replace(
+            candidates,
+            models=[*held, *(previous + change for change, _ in others)],
+            weights=torch.tensor([*weights, *(weight for _, weight in others)], dtype=candidates.weights.dtype),
+            counts=None,
+        )
+        selection = super().select(among)
+        assert selection.model is not None
+        if self.sampler is None:
+            self.changes[-1] = (selection.model - previous, float(np.mean(weights)))
+        for client, model, weight in zip(here, held, weights, strict=self.sampler is not None):
+            self.changes[client] = (model - previous, weight)
+        return Selection(tuple(position for position in selection.kept if position < len(held)), model=selection.model)
+
+
 class FractionalUCB(UCBSampler):
     """Rewards a client with its weight times the number of models, at most 1."""
 
@@ -266,6 +307,11 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "batch 200, twice as far": lambda layers, rounds: (Mixing(batch=200, length=2.0), None),
     "batch 200, as far as all move": lambda layers, rounds: (Mixing(batch=200, length="all"), None),
     "UCB, batch 200, as far as all move": lambda layers, rounds: (Mixing(batch=200, length="all"), UCBSampler()),
+    "batch 200, 0.7 times as far": lambda layers, rounds: (Mixing(batch=200, length=0.7), None),
+    "batch 200, and the last change": lambda layers, rounds: (Joined(), None),
+    "batch 200, and others' last changes": lambda layers, rounds: (lambda sampler: (Joined(sampler), sampler))(
+        Remembering()
+    ),
     "batch 200, server momentum 0.5": lambda layers, rounds: (Mixing(batch=200, momentum=0.5), None),
     "server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), None),
     "server momentum 0.8": lambda layers, rounds: (Mixing(momentum=0.8), None),
@@ -350,7 +396,8 @@ def smoothing_table(runs: Sequence[dict[str, Any]]) -> str:
     for where in ("class", "client"):
         names = dict.fromkeys(run["name"] for run in runs)
         of = {name: [run for run in runs if (run["name"], run["heterogeneity"]) == (name, where)] for name in names}
-        target = float(np.mean([run["unsmoothed"][-1] for run in of["fedavg"]]))
+        ends = [run["unsmoothed"][-1] for run in of.get("fedavg", [])]
+        target = float(np.mean(ends)) if ends else math.inf
         lines += [
             f"| {where} | middle | smoothed | last 10 | smoothed | rounds to {100 * target:.1f} % | smoothed |",
             "|---" + "|---:" * 6 + "|",
