@@ -38,6 +38,7 @@ from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
 from fedsieve.filtering.geometric_median import shares_of
+from fedsieve.momentum import ServerMomentum
 from fedsieve.randomness import generator
 from fedsieve.report import figures, style
 from fedsieve.reproduction.claims import Interval
@@ -70,7 +71,7 @@ class Mixing(LearnedAveraging):
     `start`: "p" from the p_k, "subset" from the best subset's. `pull` adds λ KL(c, p) to the loss. `layers`: a weight
     for each of these stretches of the model. `free`: weights that sum to 1 but may be negative. `drop`: leave out who
     has less than half of an equal share. `settled`: stop when no weight has moved by more than this in five steps.
-    `momentum` of the server: each round's change is added to that of the rounds before, which count β, β², ...
+    `momentum` of the server.
     `length`: a factor on each round's change, or "all" for one that makes the models that are mixed move as far, on
     average, as all that came back. `tune` steps of SGD on validation data at the end. `augment`: crop and flip the
     validation images, as clients do theirs.
@@ -95,9 +96,9 @@ class Mixing(LearnedAveraging):
         super().__init__(steps, batch, rate)
         self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
         self.settled, self.length, self.taken = settled, length, list[int]()
-        self.momentum, self.tune, self.augment = momentum, FineTuning(tune, 64) if tune else None, augment
+        self.momentum = ServerMomentum(momentum, 0)  # before the steps of `tune`, where that of a run comes after
+        self.tune, self.augment = FineTuning(tune, 64) if tune else None, augment
         self.needs_logits = start == "subset"  # type: ignore[misc] # of this one
-        self.velocity: Tensor | None = None
         self.learned: Tensor | None = None
 
     def select(self, candidates: Candidates) -> Selection:
@@ -113,10 +114,8 @@ class Mixing(LearnedAveraging):
         model = self._mixture(held, shares)
         if self.length != 1:
             model = candidates.previous + self._longer(candidates, shares) * (model - candidates.previous)
-        if self.momentum:
-            change = model - candidates.previous
-            self.velocity = change if self.velocity is None else self.momentum * self.velocity + change
-            model = candidates.previous + self.velocity
+        self.momentum.trained = candidates.trained or len(model)
+        model = self.momentum.step(candidates.previous, model)
         if self.tune is not None:
             tuned = self.tune.select(replace(candidates, average=lambda kept: model)).model
             assert tuned is not None

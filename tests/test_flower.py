@@ -529,6 +529,22 @@ def test_momentum_is_that_of_flowers_fedavgm() -> None:
     assert weight_of(ours.arrays)[0] > 3  # the mean of where they want to go is 2.5
 
 
+def test_a_federation_that_is_given_a_model_later_keeps_its_momentum(tmp_path: Path) -> None:
+    """Without one it was not known that `count` is no weight, so it has a velocity on disk."""
+    nodes = {n: node((n, -1.0)) for n in (1, 2)}
+
+    def weights(folder: str, rounds: int, beta: float = 0.5, **more: Any) -> list[float]:
+        settings: dict[str, Any] = {"fraction_evaluate": 0.0, "server_momentum": beta, "state_dir": tmp_path / folder}
+        return weight_of(FedPdp(**settings, **more).start(LocalGrid(nodes), START, num_rounds=rounds).arrays)
+
+    whole = weights("whole", 4)
+    weights("later", 2)
+    assert weights("later", 4, model=Line, validation=(X, Y), device="cpu") == pytest.approx(whole)
+    weights("stopped", 2)
+    weights("stopped", 3, beta=0.0)
+    assert weights("stopped", 4) == pytest.approx([1.5, -1.0])  # what moved two rounds ago is forgotten
+
+
 def test_an_average_over_rounds_is_evaluated_and_clients_go_on_from_the_last_model() -> None:
     trained, evaluated = list[float](), list[float]()
 

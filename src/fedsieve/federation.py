@@ -62,8 +62,8 @@ class Federation:
 
     `clients` [n] are the ids of the clients that hold data and `weights` [n] their p_k. A round asks
     round(ratio · n) of them and fails, leaving everything as it was, when fewer than `min_updates` usable models
-    come back. With `server_momentum` a part of what earlier rounds changed is repeated; with `watch_models` it says
-    how each model does on each class even if no filter looks at that.
+    come back. With `server_momentum` a part of what earlier rounds changed is repeated. With `watch_models` a round
+    says how each model does on each class even if no filter looks at that.
 
     With a `system` only clients that can be reached are asked, some of them drop out, those that would take longer than
     `deadline` seconds are not waited for, and samplers hear of simulated seconds. `examples` [n] is how many examples

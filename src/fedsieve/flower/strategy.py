@@ -54,6 +54,7 @@ class SieveStrategy(FedAvg):
     with `fedsieve.flower.say_who`); with "replies" a client that wants to be known says so in its replies. With
     `state_dir` every round is on disk, and a federation that was interrupted goes on with the next one. With
     `smoothing` an average over rounds is evaluated and comes out in the end; clients go on from the last round's model.
+    `server_momentum` is that of Flower's FedAvgM.
     """
 
     def __init__(
@@ -269,7 +270,9 @@ class SieveStrategy(FedAvg):
             self._before, self.model, parts = saved.round, saved.model(self.layout.layout), saved.sampler
             if self.smoothing.share:
                 self.smoothing.average = saved.beside(self.layout.layout, SMOOTHED)
-            self.momentum.velocity = saved.beside(self.layout.layout, VELOCITY)
+            velocity = saved.beside(self.layout.layout, VELOCITY)
+            if velocity is not None and len(velocity) >= self.momentum.trained and self.momentum.beta:
+                self.momentum.velocity = velocity[: self.momentum.trained]  # there may have been no model to tell them
             self._saved_sampler = parts["sampler"]
             self.roster.load_state_dict(parts["roster"])
             self.examples = {int(client): examples for client, examples in parts["examples"].items()}
