@@ -50,12 +50,13 @@ def test_without_it_the_average_is_the_model() -> None:
     assert ServerMomentum(0.0, 2).step(torch.zeros(2), average) is average
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("algorithm", ["fedcm-ts", "fedpdp-server-client"])
-def test_a_run_goes_on_where_it_was_heading(algorithm: str) -> None:
-    config = fs.Config(algorithm=algorithm, rounds=2, **QUICK)
+def test_a_run_goes_on_where_it_was_heading(algorithm: str, device: str) -> None:
+    config = fs.Config(algorithm=algorithm, rounds=2, **QUICK | {"device": device})
     federation, _ = assemble(config)
     start = federation.model.clone()
-    first = fs.run(fs.Config(algorithm=algorithm, rounds=1, **QUICK)).model
+    first = fs.run(config.model_copy(update={"rounds": 1})).model
     plain, pushed = (fs.run(config.model_copy(update={"server_momentum": beta})).model for beta in (0.0, 0.6))
     assert first is not None and plain is not None and pushed is not None
     torch.testing.assert_close(pushed, plain + 0.6 * (first - start))

@@ -17,6 +17,7 @@ from fedsieve.runs import read_record, write_record
 from fedsieve.smoothing import Smoothing
 
 QUICK: dict[str, Any] = {"rounds": 4, "clients": 10, "local_epochs": 1, "schedule": "constant", "device": "cpu"}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def handed_out(share: float, models: list[float]) -> list[float]:
@@ -60,9 +61,11 @@ def test_what_is_handed_out_does_not_change_with_the_next_model() -> None:
     assert first.tolist() == [1.0, 1.0] and second.tolist() == [1.5, 1.5]
 
 
-def test_the_run_is_the_same_but_for_what_it_hands_out() -> None:
-    plain, smooth = (fs.run(fs.Config(algorithm="fedcm-ts", smoothing=share, **QUICK)) for share in (0.0, 0.7))
-    after = [fs.run(fs.Config(algorithm="fedcm-ts", **QUICK | {"rounds": rounds})).model for rounds in (1, 2, 3)]
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_run_is_the_same_but_for_what_it_hands_out(device: str) -> None:
+    quick = QUICK | {"algorithm": "fedcm-ts", "device": device}
+    plain, smooth = (fs.run(fs.Config(smoothing=share, **quick)) for share in (0.0, 0.7))
+    after = [fs.run(fs.Config(**quick | {"rounds": rounds})).model for rounds in (1, 2, 3)]
     models = [model for model in (*after, plain.model) if model is not None]
     for one, other in zip(plain.rows, smooth.rows, strict=True):
         for name in ("sampled", "kept", "score", "train_loss"):

@@ -78,7 +78,12 @@ def weights_gradient(
     """∂L/∂c_k [models] at c = `weights` [models]; L on the whole validation set, or on `examples` of it."""
     assert candidates.score_and_gradient is not None
     _, gradient = candidates.score_and_gradient(mixture(models, weights), examples)
-    return -torch.stack([torch.dot(gradient, model) for model in models]).double()
+    return -products(models, gradient)
+
+
+def products(models: Sequence[Tensor], direction: Tensor) -> Tensor:
+    """⟨w_k, direction⟩ [models]."""
+    return torch.stack([torch.dot(direction, model) for model in models]).double()
 
 
 def mixture(models: Sequence[Tensor], weights: Tensor) -> Tensor:
