@@ -104,7 +104,7 @@ VALIDATION = Plan(
     },
     validation.FULL,
     validation.QUICK,
-    {"cifar10": field.CNN},
+    {"cifar10": field.CNN, "fashion-mnist": validation.MLP},
     quick_seeds=1,
     page=False,
 )
