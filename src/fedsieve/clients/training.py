@@ -71,7 +71,8 @@ class Trainer:
     """Trains clients, one after the other, in `module`.
 
     It takes the module over: from now on its trained parameters are views of the trainer's own vector. `vectors` is
-    where trained models are put; `images_channels_last` is how images lie in memory when the module sees them.
+    where trained models are put; `images_channels_last` is how images lie in memory when the module sees them. Without
+    `own_layers` all are PyTorch's, as they must be where it casts what they compute with.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Trainer:
         settings: LocalTraining,
         vectors: Vectors | None = None,
         images_channels_last: bool = False,
+        own_layers: bool = True,
     ) -> None:
         self.module = module
         self._layout = layout
@@ -93,8 +95,8 @@ class Trainer:
         # Without momentum the velocity is the gradient.
         self._velocity = torch.zeros_like(self._weights) if settings.momentum else self._gradient
         layout.bind(self._model, self._gradient, module)
-        self._dense = DenseNetwork.of(module)
-        if self._dense is None and self._model.device.type == "cpu":
+        self._dense = DenseNetwork.of(module) if own_layers else None
+        if own_layers and self._dense is None and self._model.device.type == "cpu":
             add_gradients_in_place(module)
 
     @torch.no_grad()
@@ -147,7 +149,7 @@ class Trainer:
             images = channels_last(images)
         self._gradient.zero_()
         with torch.enable_grad():
-            loss = cross_entropy(self.module(images), labels)
+            loss = cross_entropy(self.module(images).to(self._layout.dtype), labels)
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

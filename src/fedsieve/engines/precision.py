@@ -1,4 +1,4 @@
-"""The numbers that training computes with on a GPU; on a CPU it is always fp32."""
+"""The numbers that training computes with: on a CPU fp32 or bf16, on a GPU tf32 as well."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _switches = RLock()
 
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Inside, PyTorch computes in `precision` on a GPU, and repeatably.
+    """Inside, PyTorch computes in `precision`, and repeatably; on a CPU in this thread alone.
 
     fp32 is full single precision. tf32 rounds what is multiplied to 10 bits of fraction, bf16 to 7; sums stay fp32,
     and so do the weights that a client accumulates. PyTorch's switches are global, so of several runs in one process
     only one is inside at a time; replaying what was captured here needs none of them.
     """
     if device.type != "cuda":
-        yield
+        # Weights change in place inside, which a cache would not notice.
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+            yield
         return
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     with _switches:

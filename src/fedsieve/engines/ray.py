@@ -120,8 +120,8 @@ class RayEngine(Engine):
         there = nodes()
         if device.startswith("cuda") and not self._on_gpu(there):
             raise InvalidSetting("device", device, "auto or cpu: the cluster has no GPU")
-        if precision != "fp32" and not self._on_gpu(there):
-            raise InvalidSetting("precision", precision, "fp32 where no GPU of the cluster is used")
+        if precision == "tf32" and not self._on_gpu(there):
+            raise InvalidSetting("precision", precision, "fp32 or bf16 where no GPU of the cluster is used")
         self._cores = self._cores_each(there) if actors else 0
         self._actors: list[Actor] = []
         self._call = 0

@@ -57,7 +57,7 @@ class RayWorker:
     def __init__(self, work: Work, cores: int, on_gpu: bool) -> None:
         common = (work.build, work.dataset, work.partition, work.validation, work.settings, work.seed)
         self.engine: SequentialEngine = (
-            LanesEngine(*common, "cuda", work.precision) if on_gpu else WorkersEngine(*common, cores)
+            LanesEngine(*common, "cuda", work.precision) if on_gpu else WorkersEngine(*common, cores, work.precision)
         )
         self.call = 0
         self.held: dict[int, Tensor] = {}

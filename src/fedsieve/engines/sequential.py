@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from fedsieve.clients import LocalTraining, Trainer, channels_last, gains_from_channels_last
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Engine, Update
+from fedsieve.engines.heap import keep_freed_memory
 from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.randomness import generator, torch_draws
 from fedsieve.threads import single_thread
@@ -49,6 +50,8 @@ class SequentialEngine(Engine):
         self.settings = settings
         self.seed = seed
         self.device = torch.device(device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.precision = precision
         with torch_draws(seed, "initial model"):
             self.module = build()
@@ -91,7 +94,8 @@ class SequentialEngine(Engine):
         return Update(client, trained, loss, time.perf_counter() - began)
 
     def _new_trainer(self, module: nn.Module) -> Trainer:
-        return Trainer(module, self.layout, self.settings, self._vectors, self._channels_last)
+        own_layers = self.precision == "fp32"
+        return Trainer(module, self.layout, self.settings, self._vectors, self._channels_last, own_layers)
 
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
         """A forward pass in batches, batch norm with its running statistics."""
@@ -141,7 +145,8 @@ class SequentialEngine(Engine):
             if piece.start >= self.layout.parameters:
                 pieces[piece.name] = pieces[piece.name].detach()
         inputs, labels = self._examples("validation", batch)
-        likelihood = -cross_entropy(functional_call(module.eval(), pieces, (inputs,)), labels, reduction="sum")
+        logits = functional_call(module.eval(), pieces, (inputs,)).to(self.layout.dtype)
+        likelihood = -cross_entropy(logits, labels, reduction="sum")
         (gradient,) = torch.autograd.grad(likelihood, point)
         return likelihood.detach(), gradient
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedsieve.clients import LocalTraining, Trainer
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
+from fedsieve.engines.precision import Precision
 from fedsieve.engines.sequential import SequentialEngine
 from fedsieve.randomness import torch_draws
 from fedsieve.threads import single_thread
@@ -45,8 +46,9 @@ class WorkersEngine(SequentialEngine):
         settings: LocalTraining,
         seed: int,
         workers: int | None = None,
+        precision: Precision = "fp32",
     ) -> None:
-        super().__init__(build, dataset, partition, validation, settings, seed)
+        super().__init__(build, dataset, partition, validation, settings, seed, precision=precision)
         self.workers = workers or usable_cores()
         self._pool: ThreadPoolExecutor | None = None
         self._trainers = [self._trainer]
@@ -117,12 +119,13 @@ class WorkersEngine(SequentialEngine):
 
         def take_items(trainer: Trainer) -> None:
             try:
-                while True:
-                    try:
-                        place, item = left.popleft()
-                    except IndexError:
-                        return
-                    results[place] = work(trainer, item)
+                with self._arithmetic():
+                    while True:
+                        try:
+                            place, item = left.popleft()
+                        except IndexError:
+                            return
+                        results[place] = work(trainer, item)
             except BaseException:
                 left.clear()
                 raise
@@ -130,7 +133,7 @@ class WorkersEngine(SequentialEngine):
         needed = min(self.workers, len(items))
         while len(self._trainers) < needed:
             self._trainers.append(self._new_trainer(copy.deepcopy(self.module)))
-        with single_thread(), self._arithmetic():
+        with single_thread():
             if self._pool is None:
                 # Threads have settings of their own for how many threads PyTorch may use in them.
                 self._pool = ThreadPoolExecutor(self.workers, "fedsieve-worker", torch.set_num_threads, (1,))

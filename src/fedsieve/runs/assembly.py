@@ -220,13 +220,13 @@ def _engine(
     name = fitting if config.engine == "auto" else config.engine
     if name not in (fitting, "sequential"):
         raise InvalidSetting("engine", name, f"auto, {fitting}, sequential or ray where the device is {device.type}")
-    if device.type == "cpu" and config.precision != "fp32":
-        raise InvalidSetting("precision", config.precision, "fp32 where the device is cpu")
+    if device.type == "cpu" and config.precision == "tf32":
+        raise InvalidSetting("precision", config.precision, "fp32 or bf16 where the device is cpu")
     engine: SequentialEngine
     if name == "lanes":
         engine = LanesEngine(*common, device, config.arithmetic)
     elif name == "workers":
-        engine = WorkersEngine(*common, config.workers)
+        engine = WorkersEngine(*common, config.workers, config.arithmetic)
     else:
         engine = SequentialEngine(*common, device, config.arithmetic)
     models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)

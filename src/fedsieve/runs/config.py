@@ -73,7 +73,11 @@ class Config(BaseModel):
     weight_decay: float = Field(5e-4, ge=0, description="weight decay of the clients' SGD")
     schedule: str = Field("cosine", description="learning rate over rounds: constant, step or cosine")
     augment: bool | None = Field(None, description="crop and flip training images (default: as usual for the data set)")
-    precision: str = Field("fp32", description="what a GPU computes with: fp32, tf32 or bf16 (fast)")
+    precision: str = Field(
+        "fp32",
+        description="the numbers training computes with: fp32, bf16 (fast on a GPU, and on a CPU that has it), "
+        "or tf32 (on a GPU)",
+    )
     server_momentum: float = Field(
         0.0, ge=0, lt=1, description="share of a round's change that is repeated in the next, on top of its own"
     )
