@@ -72,7 +72,10 @@ def test_resume_needs_only_the_folder(typed: Typed) -> None:
         ("run --config nothing.yaml", "nothing.yaml"),
         ("run --dataset cifar10 --data-dir nowhere", "fedsieve data fetch cifar10"),
         ("run --device cuda:99", "cuda:99"),
-        ("run --device cpu --precision bf16", "precision: 'bf16' is not allowed; use fp32 where the device is cpu"),
+        (
+            "run --device cpu --precision tf32",
+            "precision: 'tf32' is not allowed; use fp32 or bf16 where the device is cpu",
+        ),
         ("run --device cpu --engine lanes", "engine: 'lanes' is not allowed; use auto, workers, sequential or ray"),
         ("compare --engine ray --at-once -1 --rounds 1", "at_once: -1 is not allowed; use 1 to 3"),
         ("run --workers 0", "workers: 0 is not allowed; use a whole number of at least 1"),

@@ -380,7 +380,7 @@ def test_more_actors_than_cores_are_refused(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "allowed"),
-    [({"device": "cuda"}, "auto or cpu: the cluster has no GPU"), ({"precision": "bf16"}, "fp32 where no GPU")],
+    [({"device": "cuda"}, "auto or cpu: the cluster has no GPU"), ({"precision": "tf32"}, "fp32 or bf16 where no GPU")],
 )
 def test_what_only_a_gpu_can_do_is_refused(cluster: Cluster, settings: dict[str, Any], allowed: str) -> None:
     with pytest.raises(InvalidSetting, match=allowed):

@@ -17,6 +17,7 @@ import fedsieve as fs
 from fedsieve.clients import LocalTraining, Proximal
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines import SequentialEngine, Update, WorkersEngine
+from fedsieve.engines.precision import Precision
 from fedsieve.models import build
 
 SIZES = [7, 1, 30, 12, 3, 25, 12, 9, 18, 5]
@@ -75,10 +76,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def engines(
-    model: Callable[[], nn.Module], settings: LocalTraining, workers: int
+    model: Callable[[], nn.Module], settings: LocalTraining, workers: int, precision: Precision = "fp32"
 ) -> tuple[SequentialEngine, WorkersEngine]:
     common = (model, dataset(), partition(), VALIDATION, settings, 5)
-    pair = SequentialEngine(*common), WorkersEngine(*common, workers=workers)
+    pair = (
+        SequentialEngine(*common, precision=precision),
+        WorkersEngine(*common, workers=workers, precision=precision),
+    )
     for engine in pair:
         engine.evaluation_batch = 50
     return pair
@@ -95,9 +99,11 @@ def assert_same(updates: Sequence[Update], expected: Sequence[Update]) -> None:
 
 @pytest.mark.parametrize("settings", [PLAIN, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_the_same_bits_as_one_after_the_other(model: str, settings: LocalTraining, workers: int) -> None:
-    sequential, several = engines(MODELS[model], settings, workers)
+@pytest.mark.parametrize(("workers", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (5, "fp32"), (3, "bf16")])
+def test_the_same_bits_as_one_after_the_other(
+    model: str, settings: LocalTraining, workers: int, precision: Precision
+) -> None:
+    sequential, several = engines(MODELS[model], settings, workers, precision)
     start = sequential.initial_model()
     assert torch.equal(several.initial_model(), start)
     clients = [9, 2, 0, 5, 3, 1, 8, 7, 4] if model != "batch norm" else [9, 2, 3, 8]
@@ -119,6 +125,36 @@ def test_the_same_bits_as_one_after_the_other(model: str, settings: LocalTrainin
         assert_same(several.train(start, clients, ROUND), expected)
     finally:
         several.close()
+
+
+def large_linear() -> nn.Module:
+    """With a layer large enough to add its gradients in place in fp32."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 64), nn.Linear(64, CLASSES))
+
+
+@pytest.mark.parametrize("model", [*MODELS.values(), large_linear])
+def test_bf16_learns_nearly_the_same_and_leaves_pytorch_as_it_was(model: Callable[[], nn.Module]) -> None:
+    clients = [9, 2, 3, 8]
+    (exact, _), (one, several) = engines(model, EVERYTHING, 2), engines(model, EVERYTHING, 2, "bf16")
+    start = exact.initial_model()
+    score, gradient = exact.score_and_gradient(start)
+    expected = exact.train(start, clients, ROUND)
+    for engine in (one, several):
+        coarse_score, coarse_gradient = engine.score_and_gradient(start)
+        updates = engine.train(start, clients, ROUND)
+        engine.close()
+        assert abs(coarse_score - score) < 0.02 and 0 < relative(coarse_gradient, gradient) < 0.1
+        assert coarse_gradient.dtype == torch.float32
+        for update, other in zip(updates, expected, strict=True):
+            assert update.model is not None and other.model is not None
+            assert update.model.dtype == torch.float32
+            assert 0 < relative(update.model - start, other.model - start) < 0.1
+            assert update.loss == pytest.approx(other.loss, rel=0.02)
+    assert not torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled()
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
 
 
 def test_whole_runs_are_the_same() -> None:
