@@ -139,15 +139,20 @@ class SequentialEngine(Engine):
 
     def _slope(self, module: nn.Module, model: Tensor, batch: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """The log-likelihood [] of a batch of validation examples, summed, and its gradient [size]."""
-        point = model.detach().requires_grad_()
-        pieces = self.layout.tensors(point)
-        for piece in self.layout.pieces:
-            if piece.start >= self.layout.parameters:
-                pieces[piece.name] = pieces[piece.name].detach()
+        pieces = self.layout.tensors(model.detach())
+        # Each by itself: by the whole vector, every piece's gradient would be added to a vector of zeros.
+        trained = [piece.name for piece in self.layout.pieces if piece.start < self.layout.parameters]
+        parameters = [pieces[name].requires_grad_() for name in trained]
         inputs, labels = self._examples("validation", batch)
+        if self._channels_last:
+            inputs = channels_last(inputs)
         logits = functional_call(module.eval(), pieces, (inputs,)).to(self.layout.dtype)
         likelihood = -cross_entropy(logits, labels, reduction="sum")
-        (gradient,) = torch.autograd.grad(likelihood, point)
+        gradient = torch.zeros_like(model)
+        into = self.layout.tensors(gradient)
+        for name, slope in zip(trained, torch.autograd.grad(likelihood, parameters, allow_unused=True), strict=True):
+            if slope is not None:
+                into[name].copy_(slope)
         return likelihood.detach(), gradient
 
     def local_losses(
