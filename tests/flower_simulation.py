@@ -16,12 +16,12 @@ from flwr.simulation import run_simulation
 import fedsieve as fs
 from fedsieve import data
 from fedsieve.engines import SequentialEngine
-from fedsieve.flower import FedCM, FedPdp, client_app
+from fedsieve.flower import FedCM, FedPdp, FedSieve, client_app
 from fedsieve.runs import assemble
 from fedsieve.runs.assembly import split_data
 
 NODES = 12
-STRATEGIES = ("fedcm-ts", "fedcm-ucb", "fedpdp", "flower")
+STRATEGIES = ("fedcm-ts", "fedcm-ucb", "fedsieve", "fedsieve-ts", "fedpdp", "flower")
 
 
 def config(algorithm: str) -> fs.Config:
@@ -50,8 +50,9 @@ def make(what: str, engine: SequentialEngine) -> tuple[Strategy, int]:
     dataset = data.load("digits")
     places, _ = split_data(config("fedca"), dataset)
     x, y = dataset.prepare(dataset.train_inputs[places]), dataset.train_labels[places]
-    bandit: Any = {"fedcm-ts": "thompson", "fedcm-ucb": "ucb"}[what]
-    strategy = FedCM(
+    bandit: Any = {"ts": "thompson", "ucb": "ucb"}.get(what.rpartition("-")[2])
+    kind = FedSieve if what.startswith("fedsieve") else FedCM
+    strategy = kind(
         model=engine.module,
         validation=(x, y),
         bandit=bandit,

@@ -241,6 +241,23 @@ def test_gradients_on_validation_data_are_as_exact_as_those_of_the_reference(
     assert set(lanes._validation_slope._graphs) == {50, 17}
 
 
+@pytest.mark.parametrize(("precision", "rounding"), [("fp32", 1e-5), ("bf16", 0.25)])
+@pytest.mark.parametrize("model", [None, Normed, PartlyFrozen])
+def test_gradients_on_validation_data_on_a_cpu_are_those_of_double_precision(
+    model: type[nn.Module] | None, precision: str, rounding: float
+) -> None:
+    engine = assemble(config(device="cpu", workers=2, precision=precision), dataset=images(), model=model)[1]
+    assert isinstance(engine, SequentialEngine)
+    start = engine.initial_model()
+    for examples in (None, torch.arange(10, 27)):
+        exact_score, exact = exact_score_and_gradient(engine, start, examples)
+        score, gradient = engine.score_and_gradient(start, examples)
+        assert float(score) == pytest.approx(float(exact_score), rel=rounding / 10)
+        error = float((gradient - exact).norm() / exact.norm())
+        assert (0 if precision == "fp32" else 1e-4) < error < rounding
+    engine.close()
+
+
 @pytest.mark.cuda
 def test_a_run_that_has_ended_keeps_no_memory_from_others() -> None:
     data, kept = images(), []

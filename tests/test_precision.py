@@ -6,8 +6,11 @@ import threading
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import fedsieve as fs
 from fedsieve.engines.precision import Precision, arithmetic
+from fedsieve.errors import InvalidSetting
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")  # from autocast, where there is none
@@ -36,6 +39,25 @@ def test_a_cpu_has_no_switches() -> None:
     before = switches()
     with arithmetic("tf32", torch.device("cpu")):
         assert switches() == before
+
+
+class Exacting(nn.Module):
+    """Adds what its layer makes to numbers in fp32, of which bf16 is another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        total = torch.zeros(len(inputs), 10)
+        return total.index_add_(0, torch.arange(len(inputs)), self.layer(inputs.flatten(1)))
+
+
+def test_a_model_that_cannot_be_computed_in_bf16_is_refused_before_the_run() -> None:
+    settings = {"device": "cpu", "clients": 4, "rounds": 1, "local_epochs": 1}
+    fs.run(fs.Config(**settings), model=Exacting())
+    with pytest.raises(InvalidSetting, match="model: 'Exacting' is not allowed"):
+        fs.run(fs.Config(precision="bf16", **settings), model=Exacting())
 
 
 def test_one_run_waits_for_the_other() -> None:

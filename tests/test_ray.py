@@ -159,6 +159,7 @@ def test_a_cluster_started_here_listens_on_this_machine_alone() -> None:
         {"algorithm": "fedcm-ts", "score": "cross-entropy"},
         {"algorithm": "fedca", "scored_by": "weights", "ratio": 0.3},
         {"algorithm": "fedcm-ucb", "attack": "inner-product", "hostile": 0.3},
+        {"algorithm": "fedsieve", "precision": "bf16"},
     ],
     ids=lambda settings: str(settings["algorithm"]),
 )

@@ -157,8 +157,17 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def test_whole_runs_are_the_same() -> None:
+def test_whole_runs_in_bf16_are_another() -> None:
+    common: dict[str, Any] = {"algorithm": "fedpdp", "rounds": 1, "clients": 4, "local_epochs": 1, "device": "cpu"}
+    for engine in ("sequential", "workers"):
+        exact, coarse = (fs.run(fs.Config(engine=engine, precision=kind, **common)).model for kind in ("fp32", "bf16"))
+        assert exact is not None and coarse is not None and 0 < relative(coarse, exact) < 0.02
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_whole_runs_are_the_same(precision: str) -> None:
     common: dict[str, Any] = {"algorithm": "fedcm-ucb", "rounds": 20, "clients": 12, "local_epochs": 1, "device": "cpu"}
+    common |= {"precision": precision}
     expected = fs.run(fs.Config(engine="sequential", **common))
     for workers in (1, 2, 3):
         history = fs.run(fs.Config(engine="workers", workers=workers, **common))

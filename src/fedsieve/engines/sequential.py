@@ -94,7 +94,7 @@ class SequentialEngine(Engine):
         return Update(client, trained, loss, time.perf_counter() - began)
 
     def _new_trainer(self, module: nn.Module) -> Trainer:
-        own_layers = self.precision == "fp32"
+        own_layers = self.precision != "bf16"
         return Trainer(module, self.layout, self.settings, self._vectors, self._channels_last, own_layers)
 
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
@@ -130,7 +130,7 @@ class SequentialEngine(Engine):
         with single_thread(), self._arithmetic():
             for part, slope in self._slopes(model, batches):
                 score += part / len(places)
-                gradient += slope / len(places)
+                gradient += slope.div_(len(places))
         return score, gradient
 
     def _slopes(self, model: Tensor, batches: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -139,20 +139,17 @@ class SequentialEngine(Engine):
 
     def _slope(self, module: nn.Module, model: Tensor, batch: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """The log-likelihood [] of a batch of validation examples, summed, and its gradient [size]."""
-        pieces = self.layout.tensors(model.detach())
-        # Each by itself: by the whole vector, every piece's gradient would be added to a vector of zeros.
-        trained = [piece.name for piece in self.layout.pieces if piece.start < self.layout.parameters]
-        parameters = [pieces[name].requires_grad_() for name in trained]
+        gradient = torch.zeros_like(model)
+        pieces, slopes = self.layout.tensors(model.detach()), self.layout.tensors(gradient)
+        for piece in self.layout.pieces:
+            if piece.start < self.layout.parameters:
+                pieces[piece.name].requires_grad_().grad = slopes[piece.name]
         inputs, labels = self._examples("validation", batch)
         if self._channels_last:
             inputs = channels_last(inputs)
         logits = functional_call(module.eval(), pieces, (inputs,)).to(self.layout.dtype)
         likelihood = -cross_entropy(logits, labels, reduction="sum")
-        gradient = torch.zeros_like(model)
-        into = self.layout.tensors(gradient)
-        for name, slope in zip(trained, torch.autograd.grad(likelihood, parameters, allow_unused=True), strict=True):
-            if slope is not None:
-                into[name].copy_(slope)
+        likelihood.backward()  # type: ignore[no-untyped-call]
         return likelihood.detach(), gradient
 
     def local_losses(

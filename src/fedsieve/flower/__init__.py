@@ -9,7 +9,8 @@ try:
 except ImportError as _error:
     raise ImportError(f"pip install 'fedsieve[flower]' first ({_error})") from None
 
+from fedsieve.flower.algorithms import FedCA, FedCM, FedPdp, FedSieve
 from fedsieve.flower.client import client_app, say_who
-from fedsieve.flower.strategy import FedCA, FedCM, FedPdp, SieveStrategy
+from fedsieve.flower.strategy import SieveStrategy
 
-__all__ = ["FedCA", "FedCM", "FedPdp", "SieveStrategy", "client_app", "say_who"]
+__all__ = ["FedCA", "FedCM", "FedPdp", "FedSieve", "SieveStrategy", "client_app", "say_who"]

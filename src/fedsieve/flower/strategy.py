@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from fedsieve.averaging import Scheme, fedpdp
 from fedsieve.errors import InvalidSetting, TooFewUpdates, unknown_name
-from fedsieve.filtering import CombinatorialFilter, KeepAll, ModelFilter
-from fedsieve.filtering.scores import Score
+from fedsieve.filtering import ModelFilter
 from fedsieve.flower.arrays import ArrayLayout
 from fedsieve.flower.judge import NoJudge, ValidationJudge
 from fedsieve.flower.replies import Reply, claimed_id, read_reply
@@ -32,7 +31,7 @@ from fedsieve.momentum import ServerMomentum
 from fedsieve.parts import check_own
 from fedsieve.randomness import keys
 from fedsieve.runs.directory import SMOOTHED, VELOCITY
-from fedsieve.sampling import ClientSampler, Feedback, ThompsonSampler, UCBSampler, UniformSampler
+from fedsieve.sampling import ClientSampler, Feedback
 from fedsieve.sampling.base import highest, whom_to_ask
 from fedsieve.sieve import Population, Sieve, Sifted
 from fedsieve.smoothing import Smoothing
@@ -409,46 +408,6 @@ class SieveStrategy(FedAvg):
 
     def _count(self, fraction: float, least: int, available: int) -> int:
         return min(available, max(int(available * fraction + 1e-9), least))
-
-
-class FedPdp(SieveStrategy):
-    """Clients drawn uniformly, models averaged by their examples: Flower calls it FedAvg, the paper FedPdp."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(UniformSampler(), KeepAll(), **settings)
-
-
-class FedCA(SieveStrategy):
-    """Clients drawn uniformly; of their models those are averaged that do best together on the validation data."""
-
-    def __init__(
-        self,
-        *,
-        model: nn.Module | Callable[[], nn.Module],
-        validation: tuple[Any, Any],
-        score: Score = "accuracy",
-        **settings: Any,
-    ) -> None:
-        super().__init__(UniformSampler(), CombinatorialFilter(score), model=model, validation=validation, **settings)
-
-
-class FedCM(SieveStrategy):
-    """As FedCA, with a bandit that learns whom to ask: "thompson" sampling or "ucb"."""
-
-    def __init__(
-        self,
-        *,
-        model: nn.Module | Callable[[], nn.Module],
-        validation: tuple[Any, Any],
-        bandit: Literal["thompson", "ucb"] = "thompson",
-        score: Score = "accuracy",
-        **settings: Any,
-    ) -> None:
-        bandits: dict[str, Callable[[], ClientSampler]] = {"thompson": ThompsonSampler, "ucb": UCBSampler}
-        if bandit not in bandits:
-            raise unknown_name("bandit", bandit, bandits)
-        filter = CombinatorialFilter(score)
-        super().__init__(bandits[bandit](), filter, model=model, validation=validation, **settings)
 
 
 def _is_weight(value: object) -> bool:

@@ -25,7 +25,7 @@ SMOOTHING = 0.8
 """An average over some five rounds, beside the last model: a sceptic's answer to curves that swing."""
 
 MOMENTUM = 0.5
-"""At the server: of all changes to learned averaging that were tried, the one that helped (docs/smoothing.md)."""
+"""At the server: of all changes to learned averaging that were tried, the one that helped (docs/results/learned-averaging.md)."""
 
 RIVALS = [
     cell

@@ -22,6 +22,7 @@ from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset
 from fedsieve.engines import Engine, LanesEngine, SequentialEngine, WorkersEngine
 from fedsieve.engines.hostile import HostileEngine
+from fedsieve.engines.precision import arithmetic
 from fedsieve.errors import InvalidSetting
 from fedsieve.federation import Federation, ServerClient
 from fedsieve.filtering import ModelFilter
@@ -229,7 +230,8 @@ def _engine(
         engine = WorkersEngine(*common, config.workers, config.arithmetic)
     else:
         engine = SequentialEngine(*common, device, config.arithmetic)
-    models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)
+    with arithmetic(config.arithmetic, device):
+        models.check_outputs(engine.module, dataset.input_shape, dataset.classes, device)
     return engine
 
 

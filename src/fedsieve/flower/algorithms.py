@@ -1,0 +1,75 @@
+"""Named algorithms as Flower strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import nn
+
+from fedsieve.errors import unknown_name
+from fedsieve.filtering import CombinatorialFilter, KeepAll, LearnedAveraging
+from fedsieve.filtering.scores import Score
+from fedsieve.flower.strategy import SieveStrategy
+from fedsieve.sampling import ClientSampler, ThompsonSampler, UCBSampler, UniformSampler
+
+Bandit = Literal["thompson", "ucb"]
+BANDITS: dict[str, Callable[[], ClientSampler]] = {"thompson": ThompsonSampler, "ucb": UCBSampler}
+
+
+class FedPdp(SieveStrategy):
+    """Clients drawn uniformly, models averaged by their examples: Flower calls it FedAvg, the paper FedPdp."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(UniformSampler(), KeepAll(), **settings)
+
+
+class FedCA(SieveStrategy):
+    """Clients drawn uniformly; of their models those are averaged that do best together on the validation data."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | Callable[[], nn.Module],
+        validation: tuple[Any, Any],
+        score: Score = "accuracy",
+        **settings: Any,
+    ) -> None:
+        super().__init__(UniformSampler(), CombinatorialFilter(score), model=model, validation=validation, **settings)
+
+
+class FedCM(SieveStrategy):
+    """As FedCA, with a bandit that learns whom to ask: "thompson" sampling or "ucb"."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | Callable[[], nn.Module],
+        validation: tuple[Any, Any],
+        bandit: Bandit = "thompson",
+        score: Score = "accuracy",
+        **settings: Any,
+    ) -> None:
+        sampler, filter = _bandit(bandit), CombinatorialFilter(score)
+        super().__init__(sampler, filter, model=model, validation=validation, **settings)
+
+
+class FedSieve(SieveStrategy):
+    """Clients drawn uniformly, or by a bandit; their models are mixed with weights learned on the validation data."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | Callable[[], nn.Module],
+        validation: tuple[Any, Any],
+        bandit: Bandit | None = None,
+        **settings: Any,
+    ) -> None:
+        sampler = UniformSampler() if bandit is None else _bandit(bandit)
+        super().__init__(sampler, LearnedAveraging(), model=model, validation=validation, **settings)
+
+
+def _bandit(name: str) -> ClientSampler:
+    if name not in BANDITS:
+        raise unknown_name("bandit", name, BANDITS)
+    return BANDITS[name]()
