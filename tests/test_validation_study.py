@@ -106,6 +106,17 @@ def test_lines_are_means_over_seeds_at_each_size() -> None:
     assert validation_figure(Results(study(1), CASES, [])) is None
 
 
+def test_the_server_alone_does_not_set_the_scale() -> None:
+    runs = [made_up(Case("fedca", SIZES[0]), seed, [last]) for seed, last in enumerate((80, 82))]
+    runs += [made_up(Case("server-only", supply), 0, [last]) for supply, last in ((SIZES[0], 40), (SIZES[4], 85))]
+    figure = validation_figure(Results(study(2), CASES, runs))
+    assert figure is not None
+    for axes in figure.axes[:3]:
+        assert 78 < axes.get_ylim()[0] < 80 and axes.get_ylim()[1] > 85
+    assert [(text.get_text(), text.get_position()[0]) for text in figure.axes[2].texts] == [("40 ↓", 1)]
+    assert not figure.axes[0].texts
+
+
 def test_a_small_study_from_runs_to_pictures(tmp_path: Path) -> None:
     few = [Case(name, supply) for name in ("fedpdp", "server-only") for supply in (SIZES[0], IMBALANCED, WRONG)]
     targets = {name: replace(target, cells=few) for name, target in VALIDATION.targets.items()}

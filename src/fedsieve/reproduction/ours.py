@@ -25,7 +25,10 @@ SMOOTHING = 0.8
 """An average over some five rounds, beside the last model: a sceptic's answer to curves that swing."""
 
 MOMENTUM = 0.5
-"""At the server: of all changes to learned averaging that were tried, the one that helped (docs/results/learned-averaging.md)."""
+"""At the server: of all changes to learned averaging that were tried, the one that helped.
+
+docs/results/learned-averaging.md has them all.
+"""
 
 RIVALS = [
     cell

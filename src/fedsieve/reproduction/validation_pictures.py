@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedsieve import algorithms
 from fedsieve.report.style import COLOURS, GRID, HOSTILE_LEFT_OUT, INK, KEPT, LEFT_OUT, new_figure, quiet
 from fedsieve.reproduction.results import Results
 from fedsieve.reproduction.validation import BALANCED, FAMILIES, IMBALANCED, READERS, REFERENCE, SIZES, WRONG, Case
@@ -30,14 +31,15 @@ def validation_figure(results: Results) -> Figure | None:
     """Accuracy over validation images per class, a panel for each use of them; and what flaws in them do."""
     if not results.all():
         return None
-    figure = new_figure(11, 7.4)
-    panels = figure.subplot_mosaic([[*FAMILIES], ["flaws"] * len(FAMILIES)], height_ratios=(1.15, 1))
+    figure = new_figure(11, 8.0)
+    panels = figure.subplot_mosaic([[*FAMILIES], ["flaws"] * len(FAMILIES)], height_ratios=(1.3, 1))
     first = panels[next(iter(FAMILIES))]
     first.set_ylabel("final test accuracy (%)")
     for family, names in FAMILIES.items():
         panels[family].sharey(first)
         panels[family].set_title(family, fontsize=10, color=INK, loc="left")
         _draw_sizes(panels[family], [*names, REFERENCE], results)
+    _look_at_those_with_clients([panels[family] for family in FAMILIES], results)
     _draw_flaws(panels["flaws"], results)
     figure.suptitle(f"What it costs in validation data, {results.study.on}", fontsize=11, color=INK, x=0.01, ha="left")
     return figure
@@ -100,7 +102,38 @@ def _draw_sizes(axes: Axes, names: Sequence[str], results: Results) -> None:
     axes.minorticks_off()
     axes.set_xlabel("validation images per class")
     _calm(axes)
-    axes.legend(loc="lower right", frameon=False, fontsize=9, labelcolor="linecolor")
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.16),
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+        labelcolor="linecolor",
+        columnspacing=1.2,
+        handlelength=1.5,
+    )
+
+
+def _look_at_those_with_clients(panels: Sequence[Axes], results: Results) -> None:
+    """A few images alone would set the scale: below all that is reached with clients a number takes a mark's place."""
+    reached = [
+        spread.mean - spread.std
+        for name in (REFERENCE, *READERS)
+        if not algorithms.find(name).at_server
+        for spread in _by_size(name, results).values()
+    ]
+    if not reached:
+        return
+    bottom, top = min(reached) - 1, panels[0].get_ylim()[1]
+    panels[0].set_ylim(bottom, top)
+    for axes, names in zip(panels, FAMILIES.values(), strict=True):
+        for name in names:
+            for size, spread in _by_size(name, results).items():
+                if spread.mean < bottom:
+                    axes.text(
+                        size, bottom + 0.02 * (top - bottom), f"{spread.mean:.0f} ↓",
+                        color=COLOURS[name], fontsize=9, ha="center",
+                    )  # fmt: skip
 
 
 def _by_size(algorithm: str, results: Results) -> dict[int, Spread]:
