@@ -109,7 +109,7 @@ def test_lines_are_means_over_seeds_at_each_size() -> None:
 def test_the_server_alone_does_not_set_the_scale() -> None:
     runs = [made_up(Case("fedca", SIZES[0]), seed, [last]) for seed, last in enumerate((80, 82))]
     runs += [made_up(Case("server-only", supply), 0, [last]) for supply, last in ((SIZES[0], 40), (SIZES[4], 85))]
-    figure = validation_figure(Results(study(2), CASES, runs))
+    figure = validation_figure(Results(study(1), CASES, runs))
     assert figure is not None
     for axes in figure.axes[:3]:
         assert 78 < axes.get_ylim()[0] < 80 and axes.get_ylim()[1] > 85
