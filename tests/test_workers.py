@@ -143,12 +143,12 @@ def test_bf16_learns_nearly_the_same_and_leaves_pytorch_as_it_was(model: Callabl
         coarse_score, coarse_gradient = engine.score_and_gradient(start)
         updates = engine.train(start, clients, ROUND)
         engine.close()
-        assert abs(coarse_score - score) < 0.02 and 0 < relative(coarse_gradient, gradient) < 0.1
+        assert abs(coarse_score - score) < 0.02 and 0 < relative(coarse_gradient, gradient) < 0.2
         assert coarse_gradient.dtype == torch.float32
         for update, other in zip(updates, expected, strict=True):
             assert update.model is not None and other.model is not None
             assert update.model.dtype == torch.float32
-            assert 0 < relative(update.model - start, other.model - start) < 0.1
+            assert 0 < relative(update.model - start, other.model - start) < 0.2
             assert update.loss == pytest.approx(other.loss, rel=0.02)
     assert not torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled()
 
