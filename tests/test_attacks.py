@@ -11,6 +11,7 @@ import torch
 from conftest import Typed
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import fedsieve as fs
 from fedsieve.attacks import (
@@ -153,6 +154,38 @@ def test_honest_clients_stay_honest(attack: str) -> None:
     for one, other in pairs:
         assert one.model is not None and other.model is not None
         assert torch.equal(one.model, other.model) == (one.client not in engine.hostile)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10))
+
+
+@pytest.mark.parametrize("attack", ["sign-flip", "scaled", "noise", "a-little-is-enough", "inner-product"])
+def test_lies_are_about_what_is_trained_alone(attack: str) -> None:
+    """A variance times ten, or a count of batches with noise, would be told at once, or make the model useless."""
+    _, honest = assemble(config(), model=normed)
+    _, engine = assemble(config(attack=attack, hostile=0.3), model=normed)
+    assert isinstance(engine, HostileEngine)
+    start, trained = honest.initial_model(), honest.layout.parameters
+    pairs = list(zip(honest.train(start, list(range(10)), 1), engine.train(start, list(range(10)), 1), strict=True))
+    models = {one.client: (one.model, other.model) for one, other in pairs}
+    truths, lies = {}, {}
+    for client, (truth, lie) in models.items():
+        assert truth is not None and lie is not None
+        assert torch.equal(truth[trained:], lie[trained:])  # 12 means, 12 variances, a count
+        truths[client], lies[client] = truth[:trained], lie[:trained]
+    said = ATTACKS[attack]().lies(Sent(start[:trained], truths, engine.hostile, seed=0, round=1))
+    assert said.keys() == engine.hostile
+    for client in truths:
+        assert torch.equal(lies[client], said.get(client, truths[client]))
+
+
+def test_a_free_rider_learns_no_statistics() -> None:
+    _, engine = assemble(config(attack="free-rider", hostile=0.3), model=normed)
+    assert isinstance(engine, HostileEngine)
+    start = engine.initial_model()
+    for update in engine.train(start, sorted(engine.hostile), 1):
+        assert update.model is not None and torch.equal(update.model, start)
 
 
 @pytest.mark.parametrize("attack", ["none", *ATTACKS])

@@ -331,8 +331,9 @@ def test_norm_clipping_by_the_papers_definition(updates: list[list[float]], boun
 
 
 @given(updates_of_clients, st.floats(0.01, 100), st.integers(0, 10**6))
-def test_fltrust_by_the_papers_definition(updates: list[list[float]], length: float, seed: int) -> None:
-    """Cao et al. 2021, Algorithm 2, with the gradient for the server's update g_0, no longer than the trusted.
+def test_fltrust_by_the_papers_definition_but_its_length(updates: list[list[float]], length: float, seed: int) -> None:
+    """Cao et al. 2021, Algorithm 2, with the gradient for the server's update g_0, and, unlike there, no longer than
+    the trusted ones' median.
 
     TS_i = ReLU(⟨g_i, g_0⟩ / ‖g_i‖‖g_0‖), g = Σ_i TS_i · ‖g_0‖ / ‖g_i‖ · g_i / Σ_i TS_i, w ← w + g.
     """
@@ -719,6 +720,13 @@ def test_buffers_have_no_say_in_whom_to_believe(name: str) -> None:
     else:
         assert one.model is not None and other.model is not None
         torch.testing.assert_close(one.model, other.model[:5])
+
+
+def test_buffers_are_averaged_by_trust_and_not_made_longer() -> None:
+    """The server's way is (1, 0); two go it one and three far, one goes back. Lengthened, 3 and 5 would come to 7."""
+    models = [[1.0, 0.0, 3.0], [3.0, 0.0, 5.0], [-1.0, 0.0, 900.0]]
+    candidates = replace(round_of(models, previous=[0.0, 0.0, 1.0], gradient=[9.0, 0.0, 0.0]), trained=2)
+    assert made_by(one_step(), candidates).tolist() == pytest.approx([2.0, 0.0, 4.0])
 
 
 def test_a_round_in_which_nobody_is_trusted_leaves_the_model_as_it_was() -> None:

@@ -25,9 +25,9 @@ from fedsieve.randomness import generator, keys
 
 @dataclass(frozen=True)
 class Sent:
-    """A round's models as they would honestly be: `models` by client, trained from `previous` [size].
+    """A round's models as they would honestly be: `models` [size] by client, trained from `previous` [size].
 
-    `hostile` are those among them that lie.
+    `hostile` are those among them that lie. Unless an attack is on the `whole` model, only what is trained comes here.
     """
 
     previous: Tensor
@@ -49,7 +49,13 @@ class Sent:
 
 
 class Attack:
-    """What hostile clients do; by default nothing."""
+    """What hostile clients do; by default nothing.
+
+    What is not trained, such as batch norm's statistics, they send as they learned it, unless they lie about the
+    `whole` model: a variance turned round would give anybody away.
+    """
+
+    whole = False
 
     def poison(self, dataset: Dataset, held: NDArray[np.int64], seed: int) -> Dataset:
         """The data set after hostile clients changed the training examples that they hold, at the places `held`."""
@@ -113,7 +119,7 @@ class Backdoor(Attack):
 
 @dataclass(frozen=True)
 class Scaled(Attack):
-    """`factor` times the update: 10 is boosting, -1 is the sign flip."""
+    """`factor` times the update: -1 is the sign flip, 10 what Bagdasaryan et al. 2020 do to a model with a backdoor."""
 
     factor: float
 
@@ -124,7 +130,7 @@ class Scaled(Attack):
 
 @dataclass(frozen=True)
 class Noise(Attack):
-    """Gaussian noise instead of an update, `factor` times as long as the update."""
+    """Gaussian noise instead of an update, `factor` times as long; Blanchard et al. 2017 have noise of a fixed size."""
 
     factor: float = 10.0
 
@@ -139,7 +145,9 @@ class Noise(Attack):
 
 
 class FreeRider(Attack):
-    """The model that was sent, as if it had been trained."""
+    """The model that was sent, as if it had been trained (Fraboni et al. 2021)."""
+
+    whole = True
 
     def lies(self, sent: Sent) -> Mapping[int, Tensor]:
         """All the same."""
@@ -148,6 +156,8 @@ class FreeRider(Attack):
 
 class NaNSender(Attack):
     """Not a number, as broken clients send."""
+
+    whole = True
 
     def lies(self, sent: Sent) -> Mapping[int, Tensor]:
         """All the same."""
@@ -158,7 +168,8 @@ class ALittleIsEnough(Attack):
     """Together: their mean less z standard deviations, as far off as a crowd can be unnoticed (Baruch et al. 2019).
 
     Of n clients m are hostile; s = ⌊n/2 + 1⌋ - m honest ones have to be further off than they are, and z is such that
-    this is to be expected: Φ(z) = (n - m - s) / (n - m).
+    this is to be expected: Φ(z) = (n - m - s) / (n - m). The source has gradients where we have models, which turns the
+    sign round.
     """
 
     def lies(self, sent: Sent) -> Mapping[int, Tensor]:

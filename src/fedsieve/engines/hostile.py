@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,14 +36,26 @@ class HostileEngine(Engine):
         if not liars or type(self.attack).lies is Attack.lies:
             return updates
         models = {update.client: trained for update in updates if (trained := update.model) is not None}
-        sent = Sent(model, models, liars.intersection(models), self.seed, round)
-        lies = self.attack.lies(sent) if sent.hostile else {}
+        lies = self._lies(model, models, liars.intersection(models), round)
         return [
             Update(update.client, lies[update.client], update.loss, update.seconds)
             if update.client in lies
             else Update(update.client, models.get(update.client), update.loss, update.seconds, update.error)
             for update in updates
         ]
+
+    def _lies(
+        self, model: Tensor, models: Mapping[int, Tensor], hostile: frozenset[int], round: int
+    ) -> Mapping[int, Tensor]:
+        """What the hostile clients send, by client."""
+        if not hostile:
+            return {}
+        size = len(model) if self.attack.whole else self.layout.parameters
+        if size == len(model):
+            return self.attack.lies(Sent(model, models, hostile, self.seed, round))
+        of_size = {client: trained[:size] for client, trained in models.items()}
+        lies = self.attack.lies(Sent(model[:size], of_size, hostile, self.seed, round))
+        return {client: torch.cat([lie, models[client][size:]]) for client, lie in lies.items()}
 
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
         """As `engine`, on all its data."""

@@ -45,9 +45,10 @@ class FLTrust(Stepping):
 
     A client's trust is max(0, cos) of the angle between its update w_k - w^t and the server's, which comes from
     training on the validation set: `steps` steps of SGD with momentum 0.9 from w^t, at the clients' `rate`. The
-    updates, made as long as the server's, are averaged in proportion to trust. As clients may take fewer or smaller
-    steps than the server, they are made no longer than the trusted ones' median either. Who has no trust is left out;
-    if nobody has any, the model stays as it is.
+    updates, made as long as the server's, are averaged in proportion to trust. Who has no trust is left out; if nobody
+    has any, the model stays as it is. In the source the server takes as many steps as a client. Ours knows of clients'
+    rate alone, so, unlike there, updates are made no longer than the trusted ones' median either. What is not trained
+    is averaged by trust and not made longer.
     """
 
     def __init__(self, steps: int = 40, batch: int = 200, rate: float = 0.05) -> None:
@@ -65,7 +66,10 @@ class FLTrust(Stepping):
             return Selection((), model=previous.clone())
         length = min(float(own[: stack.trained].double().norm()), np.median(norms[kept]))
         steps = trust[kept] / trust.sum() * length / norms[kept]
-        model = combine(previous, stack.part(kept).rows, Coefficients(1 - float(steps.sum()), steps))
+        rows, buffers = stack.part(kept).rows, slice(stack.trained, None)
+        model = combine(previous, rows, Coefficients(1 - float(steps.sum()), steps))
+        by_trust = Coefficients(0.0, trust[kept] / trust.sum())
+        model[buffers] = combine(previous[buffers], [row[buffers] for row in rows], by_trust)
         return Selection(tuple(kept), model=model)
 
 

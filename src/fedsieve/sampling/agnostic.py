@@ -2,8 +2,10 @@
 
 The model learns on the mixture Σ λ_k D_k of the clients' data while λ climbs towards higher loss: a step along the
 losses, then back onto the simplex (Stochastic-AFL). Only clients that were asked report a loss. It is divided by the
-chance of being asked, so that the step is right on average. A loss is the mean over a client's training, where the
-paper's is that of the model before; and a round's model is an average of models, where the paper takes one step.
+chance of being asked, so that the step is right on average while all can be reached and answer; who often can't loses
+weight, as if its loss were 0. A loss is the mean over a client's training, where the paper's is that of the model
+before; a round's model is an average of models, where the paper takes one step; and what comes out is the last model,
+not the mean of all.
 """
 
 from __future__ import annotations

@@ -8,12 +8,15 @@ What differs from the paper, and why:
   percentile, at which they are clipped; otherwise the unit of size would decide what the bonus for staleness weighs.
   (The authors' program scales them from lowest to highest instead.)
 - The pacer looks once in every W rounds, as the authors' program does. Looking in every round, it would raise T every
-  time while the loss falls, which it does all along.
-- As in that program, a client that was asked and did not answer counts as tried, with the mean utility of those who
-  did and the time that its device takes, or the longest known. Where that time is no hindrance, it would be asked for
-  ever: the mean therefore counts by how often the client answers, (answers + 1) / (times asked + 1).
-- As in that program, clients are banned for having been asked very often only if that is set, and only while as many
-  others are there as are needed.
+  time while the loss falls, which it does all along. It raises T when the utility of all who answered has fallen, as
+  in the paper; the program when that of those it chose by utility is flat, and it lowers T too.
+- A client that was asked and did not answer counts as tried, with the mean utility of those who did and the time that
+  its device takes, or the longest known; the program does so with clients that were too slow, and leaves alone those
+  that dropped out. Where that time is no hindrance, such a client would be asked for ever: the mean therefore counts
+  by how often the client answers, (answers + 1) / (times asked + 1).
+- As in that program, clients are banned for having been asked very often only if that is set. Here it is only while as
+  many others are there as are needed; the program bans a limited share of all.
+- The paper's knob for fairness is not here.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ class UCBSampler(BanditSampler):
 
     Starts with a_k = 1 and μ̂_k drawn 0 or 1 (the paper's Appendix C). Use it when a run is long enough to try every
     client a few times; with very many clients Thompson sampling explores less rigidly. Where memory fades, t is the
-    number of rounds that count: D-UCB with B = 1 and ξ = 3/8, or SW-UCB with B = 1 and ξ = 3/2, in their notation.
+    number of rounds that count: D-UCB with B = 1 and ξ = 3/8, or SW-UCB with B = 1 and ξ = 3/2, but for the start and
+    for t, which counts plays there.
     """
 
     notation = "bandit (UCB), without replacement"
