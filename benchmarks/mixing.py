@@ -73,8 +73,9 @@ class Mixing(LearnedAveraging):
     has less than half of an equal share. `settled`: stop when no weight has moved by more than this in five steps.
     `momentum` of the server.
     `length`: a factor on each round's change, or "all" for one that makes the models that are mixed move as far, on
-    average, as all that came back. `tune` steps of SGD on validation data at the end. `augment`: crop and flip the
-    validation images, as clients do theirs.
+    average, as all that came back. `tune` steps of SGD on `tune_batch` validation images each at the end, in `fades`
+    rounds ever smaller ones, as those of the clients are. `augment`: crop and flip the validation images, as clients do
+    theirs.
     """
 
     def __init__(
@@ -91,13 +92,16 @@ class Mixing(LearnedAveraging):
         momentum: float = 0.0,
         length: float | str = 1.0,
         tune: int = 0,
+        tune_batch: int = 64,
+        fades: int = 0,
         augment: bool = False,
     ) -> None:
         super().__init__(steps, batch, rate)
         self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
         self.settled, self.length, self.taken = settled, length, list[int]()
         self.momentum = ServerMomentum(momentum, 0)  # before the steps of `tune`, where that of a run comes after
-        self.tune, self.augment = FineTuning(tune, 64) if tune else None, augment
+        self.tune, self.augment = FineTuning(tune, tune_batch) if tune else None, augment
+        self.fades, self.longest, self.round = fades, self.tune.rate if self.tune else 0.0, 0
         self.needs_logits = start == "subset"  # type: ignore[misc] # of this one
         self.learned: Tensor | None = None
 
@@ -117,6 +121,9 @@ class Mixing(LearnedAveraging):
         self.momentum.trained = candidates.trained or len(model)
         model = self.momentum.step(candidates.previous, model)
         if self.tune is not None:
+            if self.fades:
+                self.tune.rate = self.longest * (1 + math.cos(math.pi * self.round / self.fades)) / 2
+                self.round += 1
             tuned = self.tune.select(replace(candidates, average=lambda kept: model)).model
             assert tuned is not None
             model = tuned
@@ -321,6 +328,26 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "20 steps, batch 256": lambda layers, rounds: (Mixing(steps=20, batch=256), None),
     "augmented batches": lambda layers, rounds: (Mixing(augment=True), None),
     "then 20 steps of SGD": lambda layers, rounds: (Mixing(tune=20), None),
+    "batch 200, server momentum 0.5, then 40 steps of SGD": lambda layers, rounds: (
+        Mixing(batch=200, momentum=0.5, tune=40, tune_batch=200),
+        None,
+    ),
+    "batch 200, server momentum 0.5, then 40 steps that fade": lambda layers, rounds: (
+        Mixing(batch=200, momentum=0.5, tune=40, tune_batch=200, fades=rounds),
+        None,
+    ),
+    "batch 200, then 40 steps that fade": lambda layers, rounds: (
+        Mixing(batch=200, tune=40, tune_batch=200, fades=rounds),
+        None,
+    ),
+    "nothing learned, then 40 steps that fade": lambda layers, rounds: (
+        Mixing(steps=0, drop=False, tune=40, tune_batch=200, fades=rounds),
+        None,
+    ),
+    "nothing learned, server momentum 0.5, then 40 steps that fade": lambda layers, rounds: (
+        Mixing(steps=0, drop=False, momentum=0.5, tune=40, tune_batch=200, fades=rounds),
+        None,
+    ),
     "UCB": lambda layers, rounds: (Mixing(), UCBSampler()),
     "UCB that fades": lambda layers, rounds: (Mixing(), FadingUCB(rounds)),
     "UCB that fades, server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), FadingUCB(rounds)),
@@ -437,7 +464,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--smoothing", type=float, help="hand out an average over rounds")
     parser.add_argument("--at-once", type=int, default=2, help="processes")
-    parser.add_argument("--only", nargs="+", choices=[*VARIANTS, *BASELINES])
+    parser.add_argument(
+        "--only", nargs="+", choices=[*VARIANTS, *BASELINES], metavar="NAME", help="some of the table's lines"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/mixing.json"))
     given = parser.parse_args()
     try:
