@@ -52,6 +52,8 @@ class SequentialEngine(Engine):
         self.device = torch.device(device)
         if self.device.type == "cpu":
             keep_freed_memory()
+        else:
+            _wake_autograd(self.device)
         self.precision = precision
         with torch_draws(seed, "initial model"):
             self.module = build()
@@ -199,3 +201,9 @@ class SequentialEngine(Engine):
 def one_line(error: Exception) -> str:
     """What went wrong with a client, for the record."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _wake_autograd(device: torch.device) -> None:
+    """Autograd's own thread for a GPU has no CUDA context before its first work; cuBLAS would warn of that."""
+    one = torch.ones(1, device=device, requires_grad=True)
+    (one * one).sum().backward()  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from fedsieve.reproduction.claims import Interval
 from fedsieve.reproduction.paper import HETEROGENEITIES, SERVER_ONLY, TABLE_4, Cell
 from fedsieve.reproduction.results import Results
 from fedsieve.reproduction.tables import NOTHING, Table, interval, spread_of
-from fedsieve.runs import rounds_to
+from fedsieve.runs import History, rounds_to
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,6 +50,8 @@ BASELINES = [
     *(Cell(name, where, smoothing=SMOOTHING) for where in HETEROGENEITIES for name in SMOOTHED),
     SERVER_ONLY,
 ]
+UNSMOOTHED = list(dict.fromkeys(replace(cell, smoothing=0.0) for cell in (*RIVALS, *BASELINES) if cell.smoothing))
+"""Who hands out no average trains as who does: where there are such runs, of the paper's tables say, they count."""
 
 
 def ours_table(heterogeneity: str, results: Results) -> Table:
@@ -57,10 +60,11 @@ def ours_table(heterogeneity: str, results: Results) -> Table:
     first, *_ = cells = _in_order(heterogeneity)
     ours = _last(results, first)
     for cell in cells:
-        runs, final = results.of(cell), _last(results, cell)
+        final = _last(results, cell)
         both = sorted(ours.keys() & final.keys())
         ahead = Interval.of([ours[seed] - final[seed] for seed in both]) if both else None
-        plain, smooth = ([run.unsmoothed_accuracy for run in runs], [run.accuracy for run in runs if cell.smoothing])
+        plain = [run.unsmoothed_accuracy for run in _runs(results, cell).values()]
+        smooth = [run.accuracy for run in results.of(cell) if cell.smoothing]
         rows.append(
             (
                 _title(cell),
@@ -75,12 +79,12 @@ def ours_table(heterogeneity: str, results: Results) -> Table:
         )
     return Table(
         f"Averaging that learns its weights, {heterogeneity} heterogeneity",
-        ("Algorithm", "Seeds", "Accuracy", "Last 10", "Rounds", "Smoothed", "Its rounds", "FedSieve is ahead by"),
+        ("Algorithm", "Seeds", "Accuracy", "Last 10", "Rounds", "Smoothed", "Its rounds", "Ahead by"),
         rows,
         "Test accuracy in %, of the last round and of the last 10, mean ± standard deviation over seeds. Rounds to "
         f"{NOTHING if target is None else f'{target:.1f} %'}, FedAvg's mean final accuracy, of the seeds that reach "
         f"it. Smoothed: of an average over rounds, in which all before the last weigh {SMOOTHING}, and its rounds. "
-        "Ahead: mean difference in accuracy between runs with the same seed, in points [95 % interval, Student's t].",
+        "Ahead: the first line, by its mean difference in accuracy with the same seeds, in points [95 % interval, Student's t].",
         left=1,
     )
 
@@ -96,13 +100,15 @@ def ours_figure(results: Results) -> Figure | None:
         cells = [
             cell
             for cell in _in_order(where)
-            if cell.algorithm in shown and cell.score != "cross-entropy" and results.of(cell)
+            if cell.algorithm in shown and cell.score != "cross-entropy" and _runs(results, cell)
         ]
         panels[f"{where} heterogeneity"] = {
-            _curve(cell): [run.unsmoothed_accuracy for run in results.of(cell)] for cell in cells
+            _curve(cell): [run.unsmoothed_accuracy for run in _runs(results, cell).values()] for cell in cells
         }
         panels[f"{where} heterogeneity, smoothed"] = {
-            _curve(cell): [run.accuracy for run in results.of(cell)] for cell in cells if cell.smoothing
+            _curve(cell): [run.accuracy for run in results.of(cell)]
+            for cell in cells
+            if results.of(cell) and cell.smoothing
         }
     if not any(panels.values()):
         return None
@@ -124,9 +130,15 @@ def _title(cell: Cell) -> str:
     return ", ".join([cell.title, *more])
 
 
+def _runs(results: Results, cell: Cell) -> dict[int, History]:
+    """By seed, those without an average over rounds too."""
+    runs = results.runs.get(replace(cell, smoothing=0.0), {}) | results.runs[cell]
+    return dict(sorted(runs.items()))
+
+
 def _last(results: Results, cell: Cell) -> dict[int, float]:
     """Accuracy of the last model in % by seed."""
-    return {seed: 100 * run.unsmoothed_accuracy[-1] for seed, run in results.runs[cell].items()}
+    return {seed: 100 * run.unsmoothed_accuracy[-1] for seed, run in _runs(results, cell).items()}
 
 
 def _rounds(target: float | None, curves: Sequence[Sequence[float]]) -> str:

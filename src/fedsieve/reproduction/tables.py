@@ -37,7 +37,7 @@ class Table:
         table = RichTable(title=self.title, caption=self.note, header_style="bold")
         table.title_justify = table.caption_justify = "left"
         for place, heading in enumerate(self.headings):
-            short = all(len(row[place]) < 24 for row in self.rows)
+            short = all(len(row[place]) < (30 if place < self.left else 16) for row in self.rows)
             table.add_column(heading, justify="left" if place < self.left else "right", no_wrap=short)
         marked = self._marked("[bold]", "[/bold]")
         for row, following in zip(marked, [*marked[1:], None], strict=True):
