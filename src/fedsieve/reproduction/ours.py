@@ -84,7 +84,8 @@ def ours_table(heterogeneity: str, results: Results) -> Table:
         "Test accuracy in %, of the last round and of the last 10, mean ± standard deviation over seeds. Rounds to "
         f"{NOTHING if target is None else f'{target:.1f} %'}, FedAvg's mean final accuracy, of the seeds that reach "
         f"it. Smoothed: of an average over rounds, in which all before the last weigh {SMOOTHING}, and its rounds. "
-        "Ahead: the first line, by its mean difference in accuracy with the same seeds, in points [95 % interval, Student's t].",
+        "Ahead: the first line, by its mean difference in accuracy with the same seeds, in points [95 % interval, "
+        "Student's t].",
         left=1,
     )
 
