@@ -133,7 +133,9 @@ def test_what_attacks_cost_is_by_seed_and_the_worst_is_named() -> None:
     assert rows["FedCM-TS"] == ("–",) * 5
     at_40 = attacks_table(0.4, results)
     row = dict(zip(at_40.headings, next(row for row in at_40.rows if row[0] == "krum"), strict=True))
-    assert (row["nobody"], row["noise"], row["backdoor"], row["its success"]) == ("65.0 ± 7.1", "20.0", "60.0", "90.0")
+    assert (row["nobody"], row["noise"]) == ("65.0 ± 7.1", "20.0 (1 of 2)")
+    assert (row["backdoor"], row["its success"]) == ("60.0 (1 of 2)", "90.0 (1 of 2)")
+    assert "of so many seeds" in at_40.note and "of so many seeds" not in attacks_table(0.2, results).note
     bulyan = next(row for row in at_40.rows if row[0] == "bulyan")
     assert bulyan[2:] == ("can't", "can't", "–", *["can't"] * 7)
 

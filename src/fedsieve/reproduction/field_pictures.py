@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsieve.attacks import ATTACKS
 from fedsieve.parts import SAMPLERS
 from fedsieve.report.style import GRID, INK, KEPT, LEFT_OUT, new_figure, quiet
-from fedsieve.reproduction.field import DEFENCES, KEEPERS, SHARES, Battle, Choice
+from fedsieve.reproduction.field import DEFENCES, KEEPERS, SHARES, Battle, Choice, can_stand
 from fedsieve.reproduction.field_tables import SAID
 from fedsieve.reproduction.paper import HETEROGENEITIES
 from fedsieve.reproduction.results import Results, mean_of
@@ -42,17 +42,20 @@ def attacks_figure(results: Results) -> Figure | None:
     """Accuracy as a map: defences × attacks, one for each share of hostile clients."""
     if not results.all():
         return None
-    maps = {}
+    maps, left_out = {}, {}
     for share in SHARES:
+        name = f"{100 * share:.0f} % of the clients hostile"
         cells = [[Battle(defence), *(Battle(defence, attack, share) for attack in ATTACKS)] for defence in DEFENCES]
         values = [[mean_of(results.final(cell)) if cell in results.runs else None for cell in line] for line in cells]
-        maps[f"{100 * share:.0f} % of the clients hostile"] = np.array(values, dtype=np.float64)
+        maps[name] = np.array(values, dtype=np.float64)
+        left_out[name] = [line for line, defence in enumerate(DEFENCES) if not can_stand(defence, share)]
     return _maps(
         maps,
         [Battle(defence).title for defence in DEFENCES],
         ["nobody", *ATTACKS],
         "final test accuracy (%)",
         f"Defences and attacks, {results.study.on}",
+        left_out,
     )
 
 
@@ -91,11 +94,19 @@ def _dots(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], uni
 
 
 def _maps(
-    maps: Mapping[str, NDArray[np.float64]], lines: Sequence[str], columns: Sequence[str], unit: str, title: str
+    maps: Mapping[str, NDArray[np.float64]],
+    lines: Sequence[str],
+    columns: Sequence[str],
+    unit: str,
+    title: str,
+    left_out: Mapping[str, Sequence[int]],
 ) -> Figure:
-    """Numbers [lines, columns] as maps, one over the other; what there is none of is NaN, and left white."""
-    figure = new_figure(10, 0.9 + len(maps) * (0.9 + 0.28 * len(lines)))
-    grid = figure.subplots(len(maps), 1, squeeze=False, sharex=True)[:, 0]
+    """Numbers [lines, columns] as maps, one over the other; what there is none of is NaN, and left white.
+
+    `left_out` has, for each map, the lines that can have no numbers but the first column's.
+    """
+    figure = new_figure(10, 0.9 + len(maps) * (1.3 + 0.28 * len(lines)))
+    grid = figure.subplots(len(maps), 1, squeeze=False)[:, 0]
     best = np.nanmax([*maps.values()], initial=1.0)
     for axes, (name, values) in zip(grid, maps.items(), strict=True):
         image = axes.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=best)
@@ -103,12 +114,14 @@ def _maps(
             if np.isfinite(value):
                 shade = "white" if value < best / 2 else "black"
                 axes.text(column, line, f"{value:.0f}", ha="center", va="center", color=shade, fontsize=8)
+        for line in left_out[name]:
+            axes.text(len(columns) / 2, line, "too few honest models for it", ha="center", va="center", fontsize=8)
         axes.set_yticks(range(len(lines)), lines)
-        axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
+        axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", rotation_mode="anchor")
         axes.set_title(name, fontsize=10, color=INK, loc="left")
         quiet(axes)
         axes.axvline(0.5, color="white", linewidth=3)
-    bar = figure.colorbar(image, ax=list(grid), shrink=0.6, pad=0.01)
+    bar = figure.colorbar(image, ax=list(grid), shrink=0.4, pad=0.01, anchor=(0.0, 1.0))
     bar.set_label(unit, color=INK)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=8, length=0)

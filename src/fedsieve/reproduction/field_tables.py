@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from fedsieve.attacks import ATTACKS as NAMES_OF_ATTACKS
@@ -59,14 +59,20 @@ def _way_to(target: float | None, run: History) -> tuple[float, float] | None:
 def attacks_table(share: float, results: Results) -> Table:
     """Accuracy of each defence under each attack."""
     rows = []
+    seeds = max(map(len, results.runs.values()), default=0)
+
+    def said(values: Collection[float]) -> str:
+        return spread_of(values) + (f" ({len(values)} of {seeds})" if 0 < len(values) < seeds else "")
+
     for defence in DEFENCES:
-        values = [spread_of(results.final(Battle(defence)).values())]
+        values = [said(results.final(Battle(defence)).values())]
         for attack in NAMES_OF_ATTACKS:
             cell = Battle(defence, attack, share)
-            values.append(spread_of(results.final(cell).values()) if can_stand(defence, share) else "can't")
+            values.append(said(results.final(cell).values()) if can_stand(defence, share) else "can't")
             if attack == "backdoor":
-                values.append(spread_of(list(_fooled(cell, results).values())))
+                values.append(said(_fooled(cell, results).values()))
         rows.append((Battle(defence).title, *values))
+    fewer = any("(" in value for row in rows for value in row[1:])
     headings = [
         name for attack in NAMES_OF_ATTACKS for name in ([attack, "its success"] if attack == "backdoor" else [attack])
     ]
@@ -76,7 +82,9 @@ def attacks_table(share: float, results: Results) -> Table:
         rows,
         "Final test accuracy in %, mean ± standard deviation over seeds; its success: marked images of other classes "
         "that are taken for the backdoor's. Defences assume the true share of liars, and "
-        f"{100 * ASSUMED:.0f} % where nobody is hostile. can't: too few honest models for it.",
+        f"{100 * ASSUMED:.0f} % where nobody is hostile. can't: too few honest models for it."
+        + " In brackets: of so many seeds. The others are not made yet, or the model diverged."
+        * fewer,
         left=1,
         wide=True,
     )
