@@ -466,6 +466,17 @@ def test_records_of_a_gpu_are_reported_on_any_machine(typed: Typed, tmp_path: Pa
     assert "61.5 ± 0.0" not in typed(*words, "--precision", "fp32")[1]
 
 
+def test_another_studys_runs_count_too(typed: Typed, tmp_path: Path) -> None:
+    study = PAPER.study(quick=True, rounds=4, dataset=None, device="cpu", precision="fp32")
+    for name, seed, final in (("mine", 0, 50.0), ("theirs", 1, 70.0)):
+        write_record(made_up(TABLE_4[0], seed, final, study=study), tmp_path / name / "records")
+    words = ["reproduce", "table4", "--quick", "--rounds", "4", "--report-only", "--precision", "fp32", "--out", "mine"]
+    assert "60.0 ± 14.1" in typed(*words, "--also", "theirs")[1]
+    assert "60.0" not in typed(*words)[1]
+    status, _, said = typed(*words, "--also", "nobodys")
+    assert status == 2 and said.startswith("error: also: 'nobodys'") and said.count("\n") == 1
+
+
 def test_there_is_a_target_for_each_table_and_figure_with_data() -> None:
     assert set(PAPER.targets) == {
         "claims",

@@ -27,6 +27,7 @@ from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
 from fedsieve.runs.experiment import SIMULATED
+from fedsieve.runs.find import is_record
 
 app = typer.Typer(
     name="fedsieve",
@@ -297,6 +298,9 @@ def reproduce_command(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="records, tables and figures (default: under runs/)")
     ] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="another study's folder, whose runs count too; repeatable")
+    ] = None,
     precision: Annotated[
         str | None, typer.Option(help="fp32, tf32 or bf16 (default: bf16 on a GPU and for --report-only, else fp32)")
     ] = None,
@@ -315,8 +319,9 @@ def reproduce_command(
     and how good it is.
 
     Runs that tables share are made once; each finished run is one small JSON file in DIR/records. What is there is not
-    run again, whoever made it: put records of other machines or seeds there and they count. Interrupted, the same
-    command goes on. Given twice with the same DIR, for two GPUs or to fill one, each takes runs the other is not at.
+    run again, whoever made it: put records of other machines or seeds there and they count, as do those in the folders
+    given with --also. Interrupted, the same command goes on. Given twice with the same DIR, for two GPUs or to fill
+    one, each takes runs the other is not at.
 
     At the end DIR has results.md with all tables and figures, and results.json with every run, its numbers and curves.
     """
@@ -327,7 +332,11 @@ def reproduce_command(
     more = {"engine": engine, "address": address, "data_dir": data_dir, "precision": precision or usual}
     study = plan.study(quick, rounds, dataset, device, **more)
     folder = out or Path(f"runs/{plan.name}-quick" if quick else f"runs/{plan.name}")
-    reproduction = Reproduction(plan, study, targets, plan.quick_seeds if quick and seeds is None else seeds, folder)
+    for place in also or ():
+        if not (place.is_dir() or is_record(place)):
+            raise InvalidSetting("also", str(place), "folders of runs, or records of runs")
+    seeds = plan.quick_seeds if quick and seeds is None else seeds
+    reproduction = Reproduction(plan, study, targets, seeds, folder, also or ())
     if report_only and reproduction.jobs and not reproduction.results().all():
         raise InvalidSetting("out", str(folder), "a folder with records of finished runs")
     if not report_only:

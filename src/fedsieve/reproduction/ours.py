@@ -72,7 +72,8 @@ def ours_table(heterogeneity: str, results: Results) -> Table:
                 spread_of(final.values()),
                 spread_of([100 * float(np.mean(curve[-10:])) for curve in plain]),
                 _rounds(target, plain),
-                spread_of([100 * curve[-1] for curve in smooth]),
+                spread_of([100 * curve[-1] for curve in smooth])
+                + (f" ({len(smooth)} of {len(final)})" if 0 < len(smooth) < len(final) else ""),
                 _rounds(target, smooth),
                 NOTHING if cell == first else interval(ahead),
             )
@@ -83,7 +84,8 @@ def ours_table(heterogeneity: str, results: Results) -> Table:
         rows,
         "Test accuracy in %, of the last round and of the last 10, mean ± standard deviation over seeds. Rounds to "
         f"{NOTHING if target is None else f'{target:.1f} %'}, FedAvg's mean final accuracy, of the seeds that reach "
-        f"it. Smoothed: of an average over rounds, in which all before the last weigh {SMOOTHING}, and its rounds. "
+        f"it. Smoothed: of an average over rounds, in which all before the last weigh {SMOOTHING}, of the seeds that "
+        "were run so, and its rounds. "
         "Ahead: the first line, by its mean difference in accuracy with the same seeds, in points [95 % interval, "
         "Student's t].",
         left=1,
@@ -109,7 +111,7 @@ def ours_figure(results: Results) -> Figure | None:
         panels[f"{where} heterogeneity, smoothed"] = {
             _curve(cell): [run.accuracy for run in results.of(cell)]
             for cell in cells
-            if results.of(cell) and cell.smoothing
+            if cell.smoothing and len(results.of(cell)) == len(_runs(results, cell))  # or other seeds would be shown
         }
     if not any(panels.values()):
         return None

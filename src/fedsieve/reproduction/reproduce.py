@@ -28,10 +28,15 @@ log = logging.getLogger("fedsieve")
 
 
 class Reproduction:
-    """Targets of a plan in a folder: `records` of what is finished, `runs` that are under way, and what came out."""
+    """Targets of a plan in a folder: `records` of what is finished, `runs` that are under way, and what came out.
 
-    def __init__(self, plan: Plan, study: Study, targets: Sequence[str], seeds: int | None, out: Path) -> None:
-        self.plan, self.study, self.out = plan, study, out
+    Finished runs below the folders or files in `also` count too.
+    """
+
+    def __init__(
+        self, plan: Plan, study: Study, targets: Sequence[str], seeds: int | None, out: Path, also: Sequence[Path] = ()
+    ) -> None:
+        self.plan, self.study, self.out, self.also = plan, study, out, also
         self.targets = plan.find(targets)
         self.jobs = plan.jobs(self.targets, seeds)
         self.records = out / "records"
@@ -40,7 +45,8 @@ class Reproduction:
         """What is finished, of any seed and of every target of the plan."""
         targets = sorted(self.plan.targets.values(), key=lambda target: -len(target.cells))  # Table 4's order first
         cells = dict.fromkeys(cell for target in targets for cell in target.cells)
-        return Results(self.study, cells, find_runs([self.records]) if self.records.is_dir() else [])
+        own = [self.records] if self.records.is_dir() else []
+        return Results(self.study, cells, find_runs([*own, *self.also]))
 
     def missing(self) -> dict[Path, Config]:
         """The runs still to be made, by the folder they are made in."""
