@@ -100,9 +100,9 @@ class Mixing(LearnedAveraging):
         self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
         self.settled, self.length, self.taken = settled, length, list[int]()
         self.momentum = ServerMomentum(momentum, 0)  # before the steps of `tune`, where that of a run comes after
-        self.tune, self.augment = FineTuning(tune, tune_batch) if tune else None, augment
+        self.tune, self.augment = FineTuning(steps=tune, batch=tune_batch) if tune else None, augment
         self.fades, self.longest, self.round = fades, self.tune.rate if self.tune else 0.0, 0
-        self.needs_logits = start == "subset"  # type: ignore[misc] # of this one
+        self.needs_logits = start == "subset"
         self.learned: Tensor | None = None
 
     def select(self, candidates: Candidates) -> Selection:

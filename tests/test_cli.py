@@ -120,10 +120,12 @@ def test_algorithms_prints_table_1_for_people_and_programs(typed: Typed) -> None
     filtered = [(row["model_filter"], row["prior_knowledge"]) for row in rows.values()]
     paper = ["fedavg", "fedprox", "fedpdp", "fedca", "fedprox-ca", "fedcm-ucb", "fedcm-ts"]
     sceptic = ["server-only", "fedpdp-finetune", "fedpdp-server-client"]
-    assert list(rows) == [*paper, "fedsieve", "fedsieve-ucb", "fedsieve-ts", *sceptic]
+    assert list(rows) == [*paper, "fedsieve", "fedsieve-ucb", "fedsieve-ts", "fedsieve-finetune", *sceptic]
     assert filtered[:7] == [(False, False)] * 3 + [(True, False)] * 2 + [(True, True)] * 2
-    assert filtered[7:] == [(True, False), (True, True), (True, True), (False, False), (True, False), (False, False)]
+    assert filtered[7:11] == [(True, False), (True, True), (True, True), (True, False)]
+    assert filtered[11:] == [(False, False), (True, False), (False, False)]
     assert rows["fedsieve"]["averaging"] == "Σ_{k∈S_opt} c_k w_k, c learned"
+    assert rows["fedsieve-finetune"]["averaging"] == "Σ_{k∈S_opt} c_k w_k, c learned, then SGD on validation data"
     assert rows["fedprox"]["sampling"] == "p_k, with replacement" and rows["fedprox"]["objective"] == "proximal"
     assert rows["fedca"]["averaging"] == "Σ_{k∈S_opt} p_k |S|/|S_opt| w_k, normalised"
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import fedsieve as fs
 from fedsieve.errors import InvalidSetting
 from fedsieve.sampling import FedCSSampler
+from fedsieve.system import SystemModel
 
 Times = dict[int, tuple[float, float, float]]
 
@@ -61,6 +63,45 @@ seconds = st.integers(0, 40).map(float)
 )
 def test_as_the_paper_writes_it(times: Times, deadline: float) -> None:
     assert asked(times, deadline) == as_the_paper_writes_it(times, deadline)
+
+
+def looking_at_all_each_time(times: NDArray[np.float64], deadline: float) -> list[int]:
+    """Places by Algorithm 3, for times [download, training and upload; clients]: n² steps."""
+    download, training, upload = times
+    left, chosen = np.arange(times.shape[1]), list[int]()
+    slowest, busy = 0.0, 0.0
+    while len(left):
+        added = np.maximum(download[left] - slowest, 0) + upload[left] + np.maximum(training[left] - busy, 0)
+        best = int(added.argmin())
+        place = int(left[best])
+        left = np.delete(left, best)
+        then = busy + upload[place] + max(0.0, training[place] - busy)
+        if max(slowest, download[place]) + then < deadline:
+            slowest, busy = max(slowest, download[place]), then
+            chosen.append(place)
+    return sorted(chosen)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 300),
+    most=st.tuples(*[st.sampled_from([0, 1, 3, 40, 10_000])] * 3),
+    deadline=st.sampled_from([5.0, 30.0, 200.0, 3_000.0, 1e9]),
+)
+def test_many_are_chosen_as_if_all_were_looked_at_each_time(
+    seed: int, clients: int, most: tuple[int, int, int], deadline: float
+) -> None:
+    """In whole seconds many add the same, and then the first is taken."""
+    times = np.random.default_rng(seed).integers(0, np.array(most)[:, None] + 1, (3, clients)).astype(np.float64)
+    assert FedCSSampler(deadline)._chosen(*times).tolist() == looking_at_all_each_time(times, deadline)
+
+
+@pytest.mark.parametrize("deadline", [5.0, 60.0, 1e6])
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_devices_are_chosen_as_if_all_were_looked_at_each_time(seed: int, deadline: float) -> None:
+    ids = np.arange(1_000)
+    times = np.stack(SystemModel.drawn(seed, ids).parts(ids, np.full(1_000, 250), 200_000))
+    assert FedCSSampler(deadline)._chosen(*times).tolist() == looking_at_all_each_time(times, deadline)
 
 
 def test_candidates_are_drawn_anew_each_round() -> None:

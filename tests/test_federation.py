@@ -216,6 +216,7 @@ def test_table_1_lists_the_parts_of_each_algorithm() -> None:
         "fedsieve": (True, False, uniform, "plain"),
         "fedsieve-ucb": (True, True, "bandit (UCB), without replacement", "plain"),
         "fedsieve-ts": (True, True, "bandit (Thompson), without replacement", "plain"),
+        "fedsieve-finetune": (True, False, uniform, "plain"),
         "server-only": (False, False, "nobody: the server's validation data", "plain"),
         "fedpdp-finetune": (True, False, uniform, "plain"),
         "fedpdp-server-client": (False, False, uniform, "plain"),

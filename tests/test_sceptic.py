@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ import torch
 import fedsieve as fs
 from fedsieve.averaging import Coefficients, combine
 from fedsieve.errors import InvalidSetting
-from fedsieve.filtering import Candidates, FineTuning, LearnedAveraging
+from fedsieve.filtering import (
+    Candidates,
+    CombinatorialFilter,
+    FineTuning,
+    KeepAll,
+    LearnedAveraging,
+    Selection,
+)
 from fedsieve.runs import assemble
 
 SETTINGS: dict[str, Any] = {"rounds": 4, "clients": 8, "ratio": 0.5, "lr": 0.05, "batch_size": 16, "device": "cpu"}
@@ -31,6 +39,69 @@ def test_fine_tuning_is_sgd_with_momentum_by_hand() -> None:
     selection = FineTuning(steps=2, batch=3, rate=0.1).select(candidates)
     assert selection.kept == (0, 1) and selection.model is not None
     assert selection.model.tolist() == pytest.approx([1.28])
+    # Half as long steps: velocity 1, w 1.05; velocity 0.95 + 0.9 = 1.85, w 1.1425.
+    slower = FineTuning(steps=2, batch=3, rate=0.1).select(replace(candidates, pace=0.5)).model
+    assert slower is not None and slower.tolist() == pytest.approx([1.1425])
+
+
+class Gives(KeepAll):
+    """A filter that has decided."""
+
+    needs_models = True
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+
+    def select(self, candidates: Candidates) -> Selection:
+        return self.selection
+
+
+@pytest.mark.parametrize(
+    ("selection", "start"),
+    [
+        (Selection((0, 2)), 20.0),  # the scheme's average of those kept, here a plain sum of their places times ten
+        (Selection((0, 2), weights=torch.tensor([0.75, 0.0, 0.25])), 0.75 * 1 + 0.25 * 3),
+        (Selection((1,), model=torch.tensor([7.0])), 7.0),
+    ],
+)
+def test_fine_tuning_begins_where_its_filter_ends(selection: Selection, start: float) -> None:
+    candidates = Candidates(
+        logits=torch.empty(0),
+        labels=torch.zeros(1),
+        weights=torch.ones(3),
+        models=[torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])],
+        previous=torch.zeros(1),
+        average=lambda kept: torch.tensor([10.0 * sum(kept)]),
+        score_and_gradient=lambda model, examples: (torch.zeros(()), torch.ones(1)),
+        random=np.random.default_rng(0),
+    )
+    tuned = FineTuning(Gives(selection), steps=1, rate=0.5).select(candidates)
+    assert tuned.model is not None and tuned.model.tolist() == pytest.approx([start + 0.5])
+    assert tuned.kept == selection.kept and tuned.weights is selection.weights
+
+
+def test_fine_tuning_reads_what_its_filter_reads() -> None:
+    assert not FineTuning().needs_logits and not FineTuning(LearnedAveraging()).needs_logits
+    assert FineTuning(CombinatorialFilter()).needs_logits
+
+
+def test_steps_at_the_server_get_smaller_as_those_of_the_clients_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    paces: list[float] = []
+    train = FineTuning.train
+
+    def noted(self: FineTuning, candidates: Candidates, model: torch.Tensor, pace: float = 1.0) -> torch.Tensor:
+        paces.append(pace)
+        return train(self, candidates, model, pace)
+
+    monkeypatch.setattr(FineTuning, "train", noted)
+    fs.run(fs.Config(algorithm="fedsieve-finetune", **SETTINGS))
+    assert paces == pytest.approx([1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2])  # cosine over four rounds
+
+
+def test_a_run_says_with_which_weights_was_averaged_before_the_server_trained() -> None:
+    plain, tuned = (fs.run(fs.Config(algorithm=name, **SETTINGS)) for name in ("fedsieve", "fedsieve-finetune"))
+    assert tuned.rows[0]["coefficients"] == plain.rows[0]["coefficients"]
+    assert tuned.rows[0]["test_loss"] != plain.rows[0]["test_loss"]
 
 
 def test_the_server_is_one_more_client_of_every_round() -> None:
@@ -51,7 +122,8 @@ def test_the_server_is_one_more_client_of_every_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedpdp-finetune", "fedpdp-server-client", "fedsieve", "fedsieve-ucb", "fedsieve-ts"]
+    "algorithm",
+    ["fedpdp-finetune", "fedpdp-server-client", "fedsieve", "fedsieve-ucb", "fedsieve-ts", "fedsieve-finetune"],
 )
 def test_they_learn_and_need_validation_data(algorithm: str) -> None:
     history = fs.run(fs.Config(algorithm=algorithm, **SETTINGS))

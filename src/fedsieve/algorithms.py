@@ -116,6 +116,10 @@ def _fine_tuning(options: Options) -> ModelFilter:
     return FineTuning()
 
 
+def _learned_and_tuned(options: Options) -> ModelFilter:
+    return FineTuning(LearnedAveraging())
+
+
 def _fedavg(options: Options) -> Scheme:
     return fedavg
 
@@ -144,6 +148,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedsieve": Algorithm("FedSieve", _uniform, _plain, _learned, _fedpdp, OURS),
     "fedsieve-ucb": Algorithm("FedSieve-UCB", _ucb, _plain, _learned, _fedpdp, OURS),
     "fedsieve-ts": Algorithm("FedSieve-TS", _thompson, _plain, _learned, _fedpdp, OURS),
+    "fedsieve-finetune": Algorithm("FedSieve, fine-tuned", _uniform, _plain, _learned_and_tuned, _fedpdp, OURS),
     "server-only": Algorithm(
         "Server only", _uniform, _plain, _keep_all, _fedpdp, "what a validation set is worth without clients", True
     ),

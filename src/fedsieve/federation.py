@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,8 +62,9 @@ class Federation:
 
     `clients` [n] are the ids of the clients that hold data and `weights` [n] their p_k. A round asks
     round(ratio · n) of them and fails, leaving everything as it was, when fewer than `min_updates` usable models
-    come back. With `server_momentum` a part of what earlier rounds changed is repeated. With `watch_models` a round
-    says how each model does on each class even if no filter looks at that.
+    come back. `pace(round)` is what the clients' schedule has left of their first learning rate. With `server_momentum`
+    a part of what earlier rounds changed is repeated. With `watch_models` a round says how each model does on each
+    class even if no filter looks at that.
 
     With a `system` only clients that can be reached are asked, some of them drop out, those that would take longer than
     `deadline` seconds are not waited for, and samplers hear of simulated seconds. `examples` [n] is how many examples
@@ -82,6 +83,7 @@ class Federation:
         averaging: Scheme,
         seed: int,
         min_updates: int = 1,
+        pace: Callable[[int], float] = lambda round: 1.0,
         server_momentum: float = 0.0,
         watch_models: bool = False,
         system: SystemModel | None = None,
@@ -98,7 +100,7 @@ class Federation:
         self.examples = np.zeros(len(clients), dtype=np.int64) if examples is None else examples[order]
         self.sampler = sampler
         self.engine = engine
-        self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models, seed)
+        self.sieve = Sieve(filter, averaging, engine, min_updates, watch_models, seed, pace)
         self.model = engine.initial_model() if model is None else model
         self.momentum = ServerMomentum(server_momentum, engine.layout.parameters)
         self.stopwatch = Stopwatch(self.model.device)

@@ -34,8 +34,8 @@ class Sifted:
     """What became of a round's models; `kept` and `coefficients.clients` are in the same order.
 
     `losses` are those of usable models, `excluded` says why others were not. `per_class` is the accuracy of each
-    usable model on each class, where somebody looked. Where the filter made the model itself, the coefficients are
-    equal shares of those kept (or the previous model's 1, if nobody was).
+    usable model on each class, where somebody looked. Where the filter made the model itself and named no weights, the
+    coefficients are equal shares of those kept (or the previous model's 1, if nobody was).
     """
 
     model: Tensor
@@ -48,7 +48,7 @@ class Sifted:
 
 
 class Sieve:
-    """A filter and an averaging scheme at work.
+    """A filter and an averaging scheme at work. `pace(round)` is what the clients' schedule has left of their rate.
 
     Fails, changing nothing, when fewer than `min_updates` models are usable, or too few for the filter. With
     `watch_models` it says how each model does on each class even if no filter looks at that.
@@ -62,6 +62,7 @@ class Sieve:
         min_updates: int,
         watch_models: bool = False,
         seed: int = 0,
+        pace: Callable[[int], float] = lambda round: 1.0,
     ) -> None:
         self.filter = filter
         self.averaging = averaging
@@ -69,6 +70,7 @@ class Sieve:
         self.min_updates = min_updates
         self.watch_models = watch_models
         self.seed = seed
+        self.pace = pace
 
     def sift(
         self,
@@ -106,24 +108,26 @@ class Sieve:
             with phase("search"), arithmetic("fp32", previous.device):
                 candidates = self._candidates(previous, updates, logits, kept_of)
                 random = generator(self.seed, "filter", round)
-                selection = self.filter.select(replace(candidates, nonsense=nonsense, random=random))
+                told = replace(candidates, nonsense=nonsense, random=random, pace=self.pace(round))
+                selection = self.filter.select(told)
         except TooFewUpdates as problem:
             name = type(self.filter).__name__
             raise TooFewUpdates(f"round {round}: {name} has {problem}{why}", excluded) from None
         _check_selection(selection, len(updates), type(self.filter).__name__)
         kept = [updates[position] for position in selection.kept]
         with phase("average"), single_thread():
-            if selection.model is not None:
+            if selection.weights is not None:
+                shares = [float(selection.weights[position]) for position in selection.kept]
+                coefficients = Coefficients(0.0, np.array(shares))
+            elif selection.model is not None:
                 coefficients = Coefficients(0.0 if kept else 1.0, np.full(len(kept), 1 / max(1, len(kept))))
+            elif kept:
+                coefficients = self._coefficients(kept_of(kept))
+            else:
+                raise InvalidSetting("kept", (), f"at least one model kept by {type(self.filter).__name__}")
+            if selection.model is not None:
                 model = selection.model.to(previous)
             else:
-                if not kept:
-                    raise InvalidSetting("kept", (), f"at least one model kept by {type(self.filter).__name__}")
-                if selection.weights is None:
-                    coefficients = self._coefficients(kept_of(kept))
-                else:
-                    shares = [float(selection.weights[position]) for position in selection.kept]
-                    coefficients = Coefficients(0.0, np.array(shares))
                 model = self.judge.combine(previous, Models(kept), coefficients)
         if self.watch_models and not logits.numel():
             with phase("score"):

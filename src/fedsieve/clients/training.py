@@ -40,6 +40,10 @@ class LocalTraining:
     augment: bool = False
     objective: Objective = field(default_factory=Plain)
 
+    def pace(self, round: int) -> float:
+        """What the schedule has left of the learning rate in a round."""
+        return self.schedule(round, self.rounds)
+
     def step_count(self, examples: int) -> int:
         """How many steps a client with so many examples makes in a round."""
         if self.steps is not None:
@@ -122,7 +126,7 @@ class Trainer:
         self._layout.write_untrained(received, self.module)
         if settings.momentum:
             self._velocity.zero_()
-        lr = settings.lr * settings.schedule(round, settings.rounds)
+        lr = settings.lr * settings.pace(round)
         augmentation = generator(seed, "augmentation", round, client) if settings.augment else None
         losses, counts = [], []
 

@@ -142,7 +142,7 @@ class LanesEngine(SequentialEngine):
 
     def _train_in_lanes(self, model: Tensor, clients: Sequence[int], round: int) -> list[Update]:
         assert self._common is not None
-        self._common.begin(model, self.settings.lr * self.settings.schedule(round, self.settings.rounds))
+        self._common.begin(model, self.settings.lr * self.settings.pace(round))
         trained = torch.empty(len(clients), self.layout.size, device=self.device)
         losses = torch.zeros(len(clients), dtype=torch.float64, device=self.device)
         errors: dict[int, str] = {}

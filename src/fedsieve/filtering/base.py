@@ -20,7 +20,7 @@ class Candidates:
     `logits` [models, examples, classes] are their outputs on the validation set, `labels` [examples] the truth,
     `weights` [models] the client weights p_k, `counts` [models] how often each client was drawn (default: once);
     `nonsense` is how many clients sent something that is no model, and are not among them; `random` draws what belongs
-    to the run and the round.
+    to the run and the round; `pace` is what the clients' schedule has left of their first learning rate.
     The rest is there for filters with `needs_models`: the flat models [models, size]; `average(kept)`, the flat model
     [size] that the run's averaging scheme would make of the models at the positions `kept`, and `coefficients(kept)`,
     those of the previous model and of the models kept that it would make it with; `predict(model)`, logits
@@ -43,6 +43,7 @@ class Candidates:
     coefficients: Callable[[Sequence[int]], Coefficients] | None = None
     nonsense: int = 0
     random: np.random.Generator | None = None
+    pace: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Selection:
     """What a filter decided: the positions of the `kept` candidates, ascending, and their `score` together.
 
     `weights` [models], when given, replaces the averaging scheme's coefficients (zero for models left out). `model` is
-    the new model [size], where it is no weighted sum of those kept. A filter that searched says how: `looked_at`
-    subsets were scored, `optimal` if none can score higher, and `bound`, a score that none can exceed; and beside it
-    the score of `all` candidates together and of the best `single` one.
+    the new model [size], where it is not just the weighted sum of those kept. A filter that searched says how:
+    `looked_at` subsets were scored, `optimal` if none can score higher, and `bound`, a score that none can exceed; and
+    beside it the score of `all` candidates together and of the best `single` one.
     """
 
     kept: tuple[int, ...]
@@ -72,10 +73,10 @@ class ModelFilter(ABC):
     `needs_logits` and `needs_models` say which parts of the candidates it reads, so that a run computes no others.
     """
 
-    formula: ClassVar[str] = ""
+    formula: str = ""
     """How it averages, where it has weights of its own."""
 
-    needs_logits: ClassVar[bool] = True
+    needs_logits: bool = True
     needs_models: bool = False
 
     needs_validation: ClassVar[bool] = False

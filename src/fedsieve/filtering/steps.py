@@ -34,13 +34,13 @@ class Stepping(ModelFilter):
             return None
         return torch.from_numpy(candidates.random.choice(examples, self.batch, replace=False))
 
-    def train(self, candidates: Candidates, model: Tensor) -> Tensor:
-        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set."""
+    def train(self, candidates: Candidates, model: Tensor, pace: float = 1.0) -> Tensor:
+        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set, at `pace` · rate."""
         assert candidates.score_and_gradient is not None
         model = model.clone()
         velocity = torch.zeros_like(model)
         for _ in range(self.steps):
             _, gradient = candidates.score_and_gradient(model, self.draw(candidates))
             velocity.mul_(MOMENTUM).add_(gradient)
-            model.add_(velocity, alpha=self.rate)  # up: it is the gradient of the log-likelihood
+            model.add_(velocity, alpha=self.rate * pace)  # up: it is the gradient of the log-likelihood
         return model

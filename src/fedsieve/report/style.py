@@ -28,6 +28,7 @@ COLOURS = {
     "fedsieve": "#8B4513",
     "fedsieve-ucb": "#6A3D9A",
     "fedsieve-ts": "#000000",
+    "fedsieve-finetune": "#332288",
     "server-only": "#A0A0A0",
     "fedpdp-finetune": "#7F7F00",
     "fedpdp-server-client": "#B03060",

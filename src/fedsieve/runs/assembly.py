@@ -109,6 +109,7 @@ def assemble(
         averaging=averaging or algorithm.averaging(options),
         seed=config.seed,
         min_updates=config.min_updates,
+        pace=settings.pace,
         server_momentum=config.server_momentum,
         watch_models=config.watch_models,
         system=system,
