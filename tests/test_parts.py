@@ -11,6 +11,7 @@ import torch
 from conftest import Typed
 
 import fedsieve as fs
+from fedsieve.attacks import ATTACKS
 from fedsieve.filtering import Krum
 from fedsieve.parts import FILTERS, SAMPLERS
 from fedsieve.runs import assemble, pretrain_favor
@@ -59,10 +60,24 @@ def test_names_stand_for_the_algorithms_own_parts() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--sampler oort", "sampler: 'oort' is not allowed; use one that looks at no times, or --system drawn"),
+        (
+            "--sampler oort",
+            "sampler: 'oort' is not allowed; use it with --system drawn or a CSV file: it looks at times",
+        ),
+        ("--sampler fedcs", "sampler: 'fedcs' is not allowed; use it with --system drawn or a CSV file"),
+        (
+            "--sampler fedcs --deadline 30",
+            "deadline: 30.0 is not allowed; use it with --system drawn or a CSV file, which fedcs needs too\n",
+        ),
+        ("--sampler fedcs --system drawn", "deadline: None is not allowed; use a number of seconds with fedcs"),
         ("--sampler ort", "sampler: 'ort' is not allowed; use 'oort' (nearest)"),
         ("--filter krum --byzantine 3", "byzantine: 3 is not allowed; use at most 2: krum needs 2f + 3 models"),
         ("--filter bulyan --byzantine 2", "use at most 1: bulyan needs 4f + 3 models, and 8 are asked for"),
+        ("--filter trimmed-mean --byzantine 9", "byzantine: 9 is not allowed; use at most 3: trimmed-mean needs"),
+        (
+            "--filter trimmed-mean --attack sign-flip --hostile 0.5",
+            "byzantine: 4 is not allowed; use at most 3: trimmed-mean needs 2f + 1 models, and 8 are asked for",
+        ),
         ("--filter krum --ratio 0.1", "filter: 'krum' is not allowed; use another, or a higher ratio: krum needs"),
         ("--filter fltrust --validation-per-class 0", "validation_per_class: 0 is not allowed; use at least 1"),
         ("--sampler favor", "favor_agent: None is not allowed; use with favor an agent's file"),
@@ -83,14 +98,27 @@ def test_liars_are_assumed_as_many_as_there_may_be() -> None:
 def test_all_are_listed(typed: Typed) -> None:
     status, printed, _ = typed("algorithms")
     assert status == 0
-    for name in (*SAMPLERS, *FILTERS):
+    for name in (*SAMPLERS, *FILTERS, *ATTACKS):
         assert f"│ {name} " in printed
     assert "2f + 3 models" in printed and "--system" in printed and "--favor-agent" in printed
     listed = json.loads(typed("algorithms", "--json")[1])
     assert [part["name"] for part in listed["samplers"]] == list(SAMPLERS)
     assert [part["name"] for part in listed["filters"]] == list(FILTERS)
+    needs = {part["name"]: part["needs"] for part in listed["samplers"]}
+    assert needs["uniform"] == needs["power-of-choice"] == "–"
+    assert needs["power-of-choice-exact"] == needs["power-of-choice-batch"] == "losses from clients"
+    assert needs["fedcs"] == "--system, --deadline"
     assert {"name": "oort", "source": "Lai et al. 2021", "needs": "--system"} in listed["samplers"]
     assert {"name": "krum", "source": "Blanchard et al. 2017", "needs": "2f + 3 models"} in listed["filters"]
+    assert [attack["name"] for attack in listed["attacks"]] == list(ATTACKS)
+    assert {"name": "inner-product", "source": "Xie et al. 2020"} in listed["attacks"]
+
+
+def test_who_needs_losses_is_listed_so() -> None:
+    options = fs.Config(deadline=1.0, system="drawn").options()
+    for name, part in SAMPLERS.items():
+        if not part.agent:
+            assert part.make(options).needs_losses == part.losses, name
 
 
 def test_a_sampler_by_hand_goes_before_a_name() -> None:

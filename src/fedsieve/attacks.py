@@ -215,6 +215,19 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "nan": NaNSender,
 }
 
+SOURCES: dict[str, str] = {
+    "label-flip": "Fang et al. 2020",
+    "backdoor": "Gu et al. 2017",
+    "sign-flip": "–",
+    "scaled": "after Bagdasaryan et al. 2020",
+    "noise": "after Blanchard et al. 2017",
+    "a-little-is-enough": "Baruch et al. 2019",
+    "inner-product": "Xie et al. 2020",
+    "free-rider": "Fraboni et al. 2021",
+    "nan": "–",
+}
+"""Where each attack comes from."""
+
 
 def hostile_clients(seed: int, clients: NDArray[np.int64], share: float) -> NDArray[np.int64]:
     """Which of the clients [n] are hostile: round(share · n) of them, the same ones with a larger share and more."""

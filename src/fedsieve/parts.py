@@ -47,7 +47,7 @@ Kind = TypeVar("Kind", ClientSampler, ModelFilter)
 
 def _fedcs(options: Options) -> ClientSampler:
     if options.deadline is None:
-        raise InvalidSetting("deadline", None, "a number of seconds with fedcs, and --system drawn")
+        raise InvalidSetting("deadline", None, "a number of seconds with fedcs")
     return FedCSSampler(options.deadline)
 
 
@@ -66,13 +66,16 @@ class Part(Generic[Kind]):
 
     With a sampler that goes `by_size` the plain mean of models is the average its source means: with weights p_k, large
     clients would count twice.
-    `times` needs a system model, `validation` examples at the server, `agent` a file made by pre-training; `models` is
-    how many have to come back for one that is assumed to lie and how many more: (2, 3) is 2f + 3.
+    `times` needs a system model, `deadline` a round's, `losses` clients that say how well the current model does on
+    their data, `validation` examples at the server, `agent` a file made by pre-training; `models` is how many have to
+    come back for one that is assumed to lie and how many more: (2, 3) is 2f + 3.
     """
 
     make: Callable[[Options], Kind]
     source: str
     times: bool = False
+    deadline: bool = False
+    losses: bool = False
     validation: bool = False
     agent: bool = False
     models: tuple[int, int] = (0, 1)
@@ -88,7 +91,14 @@ class Part(Generic[Kind]):
         """In words."""
         per_liar, more = self.models
         count = f"{per_liar if per_liar > 1 else ''}f + {more} models" if per_liar else ""
-        said = {"--system": self.times, "validation data": self.validation, "--favor-agent": self.agent, count: count}
+        said = {
+            "--system": self.times,
+            "--deadline": self.deadline,
+            "losses from clients": self.losses,
+            "validation data": self.validation,
+            "--favor-agent": self.agent,
+            count: count,
+        }
         return ", ".join(name for name, needed in said.items() if needed) or "–"
 
 
@@ -103,13 +113,13 @@ SAMPLERS: dict[str, Part[ClientSampler]] = {
     "window-thompson": Part(lambda options: ThompsonSampler(memory=Memory(window=WINDOW)), "Trovò et al. 2020"),
     "power-of-choice": Part(lambda options: PowerOfChoiceSampler(), "Cho et al. 2020", by_size=True),
     "power-of-choice-exact": Part(
-        lambda options: PowerOfChoiceSampler(losses="exact"), "Cho et al. 2020", by_size=True
+        lambda options: PowerOfChoiceSampler(losses="exact"), "Cho et al. 2020", losses=True, by_size=True
     ),
     "power-of-choice-batch": Part(
-        lambda options: PowerOfChoiceSampler(losses="mini-batch"), "Cho et al. 2020", by_size=True
+        lambda options: PowerOfChoiceSampler(losses="mini-batch"), "Cho et al. 2020", losses=True, by_size=True
     ),
     "oort": Part(lambda options: OortSampler(), "Lai et al. 2021", times=True),
-    "fedcs": Part(_fedcs, "Nishio & Yonetani 2019", times=True),
+    "fedcs": Part(_fedcs, "Nishio & Yonetani 2019", times=True, deadline=True),
     "cs-ucb": Part(lambda options: CSUCBSampler(), "Xia et al. 2020", times=True),
     "cs-ucb-q": Part(lambda options: CSUCBQSampler(options.ratio / 2), "Xia et al. 2020", times=True),
     "agnostic": Part(lambda options: AgnosticSampler(), "Mohri et al. 2019", by_size=True),
@@ -147,7 +157,7 @@ FILTERS: dict[str, Part[ModelFilter]] = {
 def check_needs(field: str, name: str, part: Part[Kind], options: Options, system: bool, validation: int) -> None:
     """Raise, before a run begins, if a part can't have what it needs."""
     if part.times and not system:
-        raise InvalidSetting(field, name, "one that looks at no times, or --system drawn")
+        raise InvalidSetting(field, name, "it with --system drawn or a CSV file: it looks at times")
     if part.validation and not validation:
         raise InvalidSetting("validation_per_class", 0, f"at least 1 with {name}, which needs them")
     per_liar, more = part.models

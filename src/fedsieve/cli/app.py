@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve import __version__, algorithms, data
+from fedsieve import __version__, algorithms, attacks, data
 from fedsieve.cli.flags import Given, with_config_flags
 from fedsieve.cli.progress import RunProgress, RunsTable
 from fedsieve.data.fetch import fetch_with_bar
@@ -368,18 +368,25 @@ def _on_gpu(engine: str, device: str, address: str | None) -> bool:
 
 @app.command("algorithms")
 def algorithms_command(as_json: Json = False) -> None:
-    """Print the algorithms as the paper's Table 1, read off the code, and the samplers and filters there are."""
-    from fedsieve.report.tables import algorithms_table, parts_table
+    """Print the algorithms as the paper's Table 1, read off the code, and all samplers, filters and attacks."""
+    from fedsieve.report.tables import algorithms_table, attacks_table, parts_table
 
     rows = algorithms.table()
     if as_json:
-        listed = {"algorithms": rows, "samplers": _listed(SAMPLERS), "filters": _listed(FILTERS)}
+        sources = [{"name": name, "source": source} for name, source in attacks.SOURCES.items()]
+        listed = {
+            "algorithms": rows,
+            "samplers": _listed(SAMPLERS),
+            "filters": _listed(FILTERS),
+            "attacks": sources,
+        }
         print(json.dumps(listed, indent=2, ensure_ascii=False))
     else:
         console = Console(width=None if Console().is_terminal else 140)
         console.print(algorithms_table(rows))
         console.print(parts_table("Samplers, for --sampler", SAMPLERS))
         console.print(parts_table("Filters, for --filter (f: liars assumed, --byzantine)", FILTERS))
+        console.print(attacks_table(attacks.SOURCES))
 
 
 def _listed(parts: Mapping[str, Part[Any]]) -> list[dict[str, str]]:

@@ -132,6 +132,16 @@ def parts_table(title: str, parts: Mapping[str, Part[Any]]) -> Table:
     return table
 
 
+def attacks_table(sources: Mapping[str, str]) -> Table:
+    """Attacks: name and source."""
+    table = Table(header_style="bold", title="Attacks, for --attack with --hostile", title_justify="left")
+    for heading in ("Name", "Source"):
+        table.add_column(heading, overflow="fold")
+    for name, source in sources.items():
+        table.add_row(name, source)
+    return table
+
+
 def _percent(spread: Spread | None) -> str:
     return "–" if spread is None else f"{100 * spread.mean:.1f} ± {100 * spread.std:.1f}"
 

@@ -59,13 +59,13 @@ def assemble(
     dataset = dataset or data.load(config.dataset, config.data_dir)
     validation, partition = split_data(config, dataset)
     options = config.options(int(np.count_nonzero(partition.sizes)))
+    for kind, name, part in _named_parts(config):
+        check_needs(kind, name, part, options, config.system != "none", len(validation))
     if filter is None and config.filter != "own":
         filter = FILTERS[config.filter].make(options)
     filter = filter or algorithm.filter(options)
     if sampler is None and config.sampler != "own":
         sampler = SAMPLERS[config.sampler].make(options)
-    for kind, name, part in _named_parts(config):
-        check_needs(kind, name, part, options, config.system != "none", len(validation))
     readers = {
         config.algorithm: algorithm.trains_on_validation,
         type(filter).__name__: filter.looks_at_validation,

@@ -172,7 +172,9 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
         if self.deadline is not None and self.system == "none":
-            raise InvalidSetting("deadline", self.deadline, "none without a system (--system drawn)")
+            named = SAMPLERS.get(self.sampler)
+            too = f", which {self.sampler} needs too" if named and named.times else ""
+            raise InvalidSetting("deadline", self.deadline, f"it with --system drawn or a CSV file{too}")
         if self.favor_agent is not None and self.sampler != "favor":
             raise InvalidSetting("favor_agent", str(self.favor_agent), "none without --sampler favor")
         if self.hostile and self.attack == "none":

@@ -39,7 +39,7 @@ class FedCSSampler(UniformSampler):
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
         """Up to `count` different clients, sorted."""
         if self.device_times is None:
-            raise InvalidSetting("sampler", "fedcs", "one that looks at no times, or --system drawn")
+            raise InvalidSetting("sampler", "fedcs", "it with --system drawn or a CSV file: it looks at times")
         ids = sorted_ids(clients, count)
         candidates = super().sample(round, ids, count)
         chosen = candidates[self._chosen(*self.device_times(candidates))]
