@@ -5,7 +5,7 @@
 `mlp` learns Fashion-MNIST, on CPUs; `cnn` and `vgg11` learn CIFAR-10, on a GPU.
 
 Every variant is run with class and client heterogeneity (α = 0.1, 8 of 20 clients) and the same seeds, next to the
-baselines it has to beat. FILE (JSON) gets a line per run as it ends; what it has is not run again. At the end a table:
+algorithms it has to beat. FILE (JSON) gets a line per run as it ends; what it has is not run again. At the end a table:
 mean test accuracy of the last ten rounds, and the difference from `learned`, seed by seed, with its 95 % interval.
 What is kept here but not in the library did not help. With --smoothing the table says what it is to hand out an average
 over rounds: mean accuracy of the rounds in the middle of the run and of the last ten, and the first round that is as
@@ -73,9 +73,8 @@ class Mixing(LearnedAveraging):
     has less than half of an equal share. `settled`: stop when no weight has moved by more than this in five steps.
     `momentum` of the server.
     `length`: a factor on each round's change, or "all" for one that makes the models that are mixed move as far, on
-    average, as all that came back. `tune` steps of SGD on `tune_batch` validation images each at the end, in `fades`
-    rounds ever smaller ones, as those of the clients are. `augment`: crop and flip the validation images, as clients do
-    theirs.
+    average, as all that came back. `tune` steps of SGD on `tune_batch` validation images each at the end, of one size
+    in all rounds. `augment`: crop and flip the validation images, as clients do theirs.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class Mixing(LearnedAveraging):
         length: float | str = 1.0,
         tune: int = 0,
         tune_batch: int = 64,
-        fades: int = 0,
         augment: bool = False,
     ) -> None:
         super().__init__(steps, batch, rate)
@@ -101,7 +99,6 @@ class Mixing(LearnedAveraging):
         self.settled, self.length, self.taken = settled, length, list[int]()
         self.momentum = ServerMomentum(momentum, 0)  # before the steps of `tune`, where that of a run comes after
         self.tune, self.augment = FineTuning(steps=tune, batch=tune_batch) if tune else None, augment
-        self.fades, self.longest, self.round = fades, self.tune.rate if self.tune else 0.0, 0
         self.needs_logits = start == "subset"
         self.learned: Tensor | None = None
 
@@ -121,12 +118,7 @@ class Mixing(LearnedAveraging):
         self.momentum.trained = candidates.trained or len(model)
         model = self.momentum.step(candidates.previous, model)
         if self.tune is not None:
-            if self.fades:
-                self.tune.rate = self.longest * (1 + math.cos(math.pi * self.round / self.fades)) / 2
-                self.round += 1
-            tuned = self.tune.select(replace(candidates, average=lambda kept: model)).model
-            assert tuned is not None
-            model = tuned
+            model = self.tune.train(candidates, model)
         return Selection(tuple(kept.tolist()), model=model)
 
     def _mix(self, candidates: Candidates, held: Sequence[Tensor]) -> Tensor:
@@ -332,20 +324,8 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
         Mixing(batch=200, momentum=0.5, tune=40, tune_batch=200),
         None,
     ),
-    "batch 200, server momentum 0.5, then 40 steps that fade": lambda layers, rounds: (
-        Mixing(batch=200, momentum=0.5, tune=40, tune_batch=200, fades=rounds),
-        None,
-    ),
-    "batch 200, then 40 steps that fade": lambda layers, rounds: (
-        Mixing(batch=200, tune=40, tune_batch=200, fades=rounds),
-        None,
-    ),
-    "nothing learned, then 40 steps that fade": lambda layers, rounds: (
-        Mixing(steps=0, drop=False, tune=40, tune_batch=200, fades=rounds),
-        None,
-    ),
-    "nothing learned, server momentum 0.5, then 40 steps that fade": lambda layers, rounds: (
-        Mixing(steps=0, drop=False, momentum=0.5, tune=40, tune_batch=200, fades=rounds),
+    "nothing learned, then 40 steps of SGD": lambda layers, rounds: (
+        Mixing(steps=0, drop=False, tune=40, tune_batch=200),
         None,
     ),
     "UCB": lambda layers, rounds: (Mixing(), UCBSampler()),
@@ -356,16 +336,13 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "Thompson": lambda layers, rounds: (Mixing(), ThompsonSampler()),
     "Thompson, discounted 0.9": lambda layers, rounds: (Mixing(), ThompsonSampler(memory=Memory(0.9))),
 }
-BASELINES = (
-    "fedavg",
-    "fedpdp",
-    "fedca",
-    "fedcm-ucb",
-    "fedcm-ts",
-    "server-only",
-    "fedpdp-finetune",
-    "fedpdp-server-client",
+WITH_MOMENTUM = ", server momentum 0.5"
+NAMED = (
+    *("fedavg", "fedpdp", "fedca", "fedcm-ucb", "fedcm-ts"),
+    *("server-only", "fedpdp-finetune", "fedpdp-server-client", "fedsieve-finetune"),
+    *(name + WITH_MOMENTUM for name in ("fedpdp-finetune", "fedsieve-finetune")),
 )
+"""The library's own, as they are or with momentum at the server."""
 
 
 def play(name: str, model: str, where: str, seed: int, changed: dict[str, Any]) -> dict[str, Any]:
@@ -375,7 +352,8 @@ def play(name: str, model: str, where: str, seed: int, changed: dict[str, Any]) 
     if name in VARIANTS:
         filter, sampler = VARIANTS[name](stretches(model), settings["rounds"])
     else:
-        settings["algorithm"] = name
+        settings["algorithm"] = name.removesuffix(WITH_MOMENTUM)
+        settings["server_momentum"] = 0.5 if name.endswith(WITH_MOMENTUM) else 0.0
     began = time.perf_counter()
     history = fs.run(fs.Config(**settings, workers=1), filter=filter, sampler=sampler)
     search = [phases.get("search", 0.0) for phases in history.profile]
@@ -465,7 +443,7 @@ def main() -> None:
     parser.add_argument("--smoothing", type=float, help="hand out an average over rounds")
     parser.add_argument("--at-once", type=int, default=2, help="processes")
     parser.add_argument(
-        "--only", nargs="+", choices=[*VARIANTS, *BASELINES], metavar="NAME", help="some of the table's lines"
+        "--only", nargs="+", choices=[*VARIANTS, *NAMED], metavar="NAME", help="some of the table's lines"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/mixing.json"))
     given = parser.parse_args()
@@ -476,7 +454,7 @@ def main() -> None:
     known = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
     done = {(run["name"], run["model"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
     fitting = [name for name in VARIANTS if name != "augmented batches" or given.model != "mlp"]
-    names = given.only or [*fitting, *BASELINES]
+    names = given.only or [*fitting, *NAMED]
     jobs = [
         (name, given.model, where, seed)
         for seed in range(given.seeds)

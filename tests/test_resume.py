@@ -17,6 +17,7 @@ import torch
 
 import fedsieve as fs
 from fedsieve.errors import InvalidSetting, MissingData, RunInUse, TooFewUpdates
+from fedsieve.filtering import Candidates, KeepAll, Selection
 from fedsieve.runs import RunDirectory
 
 SETTINGS: dict[str, Any] = {
@@ -198,19 +199,49 @@ def test_a_round_that_fails_leaves_the_rounds_before_it_intact(tmp_path: Path) -
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             self.batches += self.training
-            if self.batches > 8:
+            if self.training and self.batches > 8:
                 raise RuntimeError("out of order")
             logits: torch.Tensor = self.linear(images.flatten(1))
             return logits
 
-    config = fs.Config(rounds=4, clients=10, local_steps=1, batch_size=512, device="cpu", engine="sequential")
-    with pytest.raises(TooFewUpdates, match=r"round 3: 0 usable models of 4.*out of order"):
-        fs.run(config, model=GoesBad, out=tmp_path / "run")
+    config = fs.Config(rounds=40, clients=10, local_steps=1, batch_size=512, device="cpu", engine="sequential")
+    with pytest.raises(TooFewUpdates, match=r"round 12: 0 usable models of 4.*out of order"):
+        fs.run(config, model=GoesBad, out=tmp_path / "run")  # ten rounds in a row are enough
     directory = RunDirectory(tmp_path / "run")
-    assert [row["round"] for row in directory.rows()] == [1, 2]
-    checkpoint, rows = directory.latest()
-    assert checkpoint is not None and checkpoint.round == 2 and len(rows) == 2
+    rows = directory.rows()
+    assert [row["round"] for row in rows if "lost" not in row] == [1, 2]
+    assert all("out of order" in row["lost"] and row["kept"] == [] for row in rows[2:]) and len(rows) == 11
+    assert {row["test_loss"] for row in rows[2:]} == {rows[1]["test_loss"]}  # the model stays as it was
+    checkpoint, _ = directory.latest()
+    assert checkpoint is not None and checkpoint.round == 11
     assert not directory.finished
+
+
+def test_a_run_goes_on_after_a_round_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    class LacksModels(KeepAll):
+        """Asks for more models than there are in the second round."""
+
+        rounds = 0
+
+        def select(self, candidates: Candidates) -> Selection:
+            self.rounds += 1
+            if self.rounds == 2:
+                raise TooFewUpdates("4 usable models, 5 needed")
+            return super().select(candidates)
+
+    history = fs.run(fs.Config(rounds=3, clients=10, local_steps=1, system="drawn"), filter=LacksModels())
+    first, second, third = history.rows
+    assert second["lost"] == "round 2: LacksModels has 4 usable models, 5 needed" and "lost" not in first | third
+    assert "4 usable models, 5 needed; the model stays as it was" in caplog.text
+    assert second["test_loss"] == first["test_loss"] != third["test_loss"]
+    assert (second["kept"], second["train_loss"], second["coefficients"]["clients"]) == ([], None, [])
+    assert second["sampled"] and second["simulated"]["seconds"] > 0 and second["simulated"]["bytes"] > 0
+    assert json.loads(json.dumps(history.rows, allow_nan=False)) and history.frame().shape[0] == 3
+
+
+def test_a_run_of_which_every_round_is_lost_is_none() -> None:
+    with pytest.raises(TooFewUpdates, match="round 2: 4 usable models of 4, at least 9 needed"):
+        fs.run(fs.Config(rounds=2, clients=10, local_steps=1, min_updates=9))
 
 
 @pytest.mark.parametrize("saved", [[], [1]])

@@ -33,7 +33,10 @@ AT_ONCE = 32  # clients that train before the first round, where a sampler wants
 
 @dataclass(frozen=True)
 class Round:
-    """What happened in one round; `kept` and `coefficients.clients` are in the same order."""
+    """What happened in one round; `kept` and `coefficients.clients` are in the same order.
+
+    Of a round that is lost the reason is known, and that the model stayed as it was.
+    """
 
     round: int
     sampled: list[int]
@@ -41,12 +44,21 @@ class Round:
     coefficients: Coefficients
     score: float | None
     search: dict[str, int | bool | float | None] | None
-    train_loss: float
+    train_loss: float | None
     excluded: dict[int, str]
     per_class: dict[int, list[float]] | None
     beliefs: Beliefs | None
     simulated: dict[str, float] | None
     seconds: float
+    lost: str | None = None
+
+
+class RoundLost(TooFewUpdates):
+    """A round brought too few usable models; `round` is what is to be said of it if the run goes on."""
+
+    def __init__(self, problem: TooFewUpdates, round: Round) -> None:
+        super().__init__(str(problem), problem.excluded)
+        self.round = round
 
 
 @dataclass(frozen=True)
@@ -61,10 +73,10 @@ class Federation:
     """A model, the clients that train it, and the parts that choose among them.
 
     `clients` [n] are the ids of the clients that hold data and `weights` [n] their p_k. A round asks
-    round(ratio · n) of them and fails, leaving everything as it was, when fewer than `min_updates` usable models
-    come back. `pace(round)` is what the clients' schedule has left of their first learning rate. With `server_momentum`
-    a part of what earlier rounds changed is repeated. With `watch_models` a round says how each model does on each
-    class even if no filter looks at that.
+    round(ratio · n) of them and is lost, leaving everything as it was, when fewer than `min_updates` usable models
+    come back, or fewer than the filter needs. `pace(round)` is what the clients' schedule has left of their first
+    learning rate. With `server_momentum` a part of what earlier rounds changed is repeated. With `watch_models` a round
+    says how each model does on each class even if no filter looks at that.
 
     With a `system` only clients that can be reached are asked, some of them drop out, those that would take longer than
     `deadline` seconds are not waited for, and samplers hear of simulated seconds. `examples` [n] is how many examples
@@ -113,14 +125,17 @@ class Federation:
         sampler.begin(seed, self.clients, self.weights)
 
     def play(self, round: int) -> Round:
-        """One round of Algorithm 1 (rounds count from 1); afterwards `model` is the new global model."""
+        """One round of Algorithm 1 (rounds count from 1); afterwards `model` is the new global model.
+
+        Raises `RoundLost` where too few models for one came back.
+        """
         began = time.perf_counter()
         self.stopwatch.next_round()
         phase = self.stopwatch.phase
         with phase("sample"), single_thread():
             there = self.clients if self.system is None else self.system.available(round, self.clients)
             if not len(there):
-                raise TooFewUpdates(f"round {round}: no client can be reached")
+                raise self._lost(round, [], TooFewUpdates(f"round {round}: no client can be reached"), {}, 0, began)
             count = min(self.per_round, len(there))
             sampled = whom_to_ask(self.sampler, round, there, count)
         drawn = Counter(sampled)
@@ -134,7 +149,10 @@ class Federation:
             failures = (Update(client, None, error=reason) for client, reason in failed.items())
             updates = [*(update for update in trained if update.client not in at_server), *failures]
         population = Population(len(self.clients), self._weights)
-        sifted = self.sieve.sift(round, self.model, updates, drawn, population, self.stopwatch)
+        try:
+            sifted = self.sieve.sift(round, self.model, updates, drawn, population, self.stopwatch)
+        except TooFewUpdates as problem:
+            raise self._lost(round, sampled, problem, seconds, len(answering), began) from None
         average = sifted.model
         for own in (update for update in trained if update.client in at_server):
             average = self._with_server(average, own, sifted.kept)
@@ -159,6 +177,35 @@ class Federation:
             beliefs=self.sampler.beliefs(round),
             simulated=self._simulated(seconds, len(answering)),
             seconds=time.perf_counter() - began,
+        )
+
+    def _lost(
+        self,
+        round: int,
+        sampled: list[int],
+        problem: TooFewUpdates,
+        seconds: Mapping[int, float],
+        answered: int,
+        began: float,
+    ) -> RoundLost:
+        """Nobody is kept and nothing learnt, but the time is gone."""
+        return RoundLost(
+            problem,
+            Round(
+                round=round,
+                sampled=sampled,
+                kept=[],
+                coefficients=Coefficients(1.0, np.zeros(0)),
+                score=None,
+                search=None,
+                train_loss=None,
+                excluded=problem.excluded,
+                per_class=None,
+                beliefs=self.sampler.beliefs(round),
+                simulated=self._simulated(seconds, answered),
+                seconds=time.perf_counter() - began,
+                lost=str(problem),
+            ),
         )
 
     def _with_server(self, average: Tensor, own: Trained, kept: Sequence[int]) -> Tensor:
@@ -192,7 +239,7 @@ class Federation:
         downloads = self.system.parts(self._evaluated, self._examples_of(self._evaluated), self._model_bytes)[0]
         got = dict(zip(self._evaluated.tolist(), downloads.tolist(), strict=True))
         self._evaluated = self._evaluated[:0]
-        longest = max(own - got.get(client, 0.0) for client, own in seconds.items())
+        longest = max((own - got.get(client, 0.0) for client, own in seconds.items()), default=0.0)
         waited = max(got.values(), default=0.0) + (longest if self.deadline is None else min(longest, self.deadline))
         sent = len(got.keys() | seconds.keys()) + answered
         if len(everyone := self._trained_before):

@@ -124,7 +124,7 @@ class Config(BaseModel):
     favor_agent: Path | None = Field(
         None, description="with sampler favor: its agent, a file that `fedsieve pretrain-favor` writes"
     )
-    min_updates: Positive = Field(1, description="usable client models without which a round fails")
+    min_updates: Positive = Field(1, description="usable client models without which a round is lost")
     seed: int = Field(0, ge=0, description="everything random in the run follows from it")
     engine: str = Field(
         "auto", description="how clients run: lanes (a GPU), workers (CPU cores), sequential, ray, or auto: what fits"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -18,7 +19,7 @@ from fedsieve.data import Dataset
 from fedsieve.engines import Engine
 from fedsieve.engines.hostile import HostileEngine
 from fedsieve.errors import InvalidSetting
-from fedsieve.federation import Federation, Round
+from fedsieve.federation import Federation, Round, RoundLost
 from fedsieve.filtering import ModelFilter, accuracy, log_likelihood
 from fedsieve.runs.assembly import assemble
 from fedsieve.runs.callback import Callback
@@ -37,6 +38,11 @@ FEW_CLIENTS = 200
 
 Simulated = Literal["seconds", "bytes"]
 SIMULATED: tuple[Simulated, ...] = get_args(Simulated)
+
+log = logging.getLogger("fedsieve")
+
+MOST_LOST = 10
+"""A run ends once so many rounds in a row brought too few usable models, or all of a shorter one."""
 
 VALIDATED = ("validation_accuracy", "validation_loss")
 """Of the model that is handed out, on rows of runs in which the algorithm or its filter looks at validation data."""
@@ -157,7 +163,7 @@ def run_in(
     try:
         for number in range(len(rows) + 1, config.rounds + 1):
             began = time.perf_counter()
-            played = federation.play(number)
+            played = _play(federation, number, rows, min(MOST_LOST, config.rounds))
             with federation.stopwatch.phase("evaluate"):
                 model = smoothing.hand_out(federation.model, number)
                 row = _row(played, engine, model, validated, began)
@@ -187,6 +193,18 @@ def run_in(
     for callback in callbacks:
         callback.on_end(summary)
     return History(config, rows, summary, smoothing.latest(federation.model), federation.stopwatch.rounds)
+
+
+def _play(federation: Federation, number: int, rows: Sequence[Mapping[str, Any]], most: int) -> Round:
+    """A round, which may be lost, unless the last ones, `most` with this, were all lost."""
+    try:
+        return federation.play(number)
+    except RoundLost as problem:
+        before = sum(1 for _ in takewhile(lambda row: "lost" in row, reversed(rows)))
+        if before + 1 >= most:
+            raise
+        log.warning("%s; the model stays as it was", problem)
+        return problem.round
 
 
 def load(path: Path | str) -> History:
@@ -230,6 +248,7 @@ def _row(played: Round, engine: Engine, model: Tensor, validated: bool, began: f
         "excluded": {str(client): reason for client, reason in played.excluded.items()},
         **({} if played.simulated is None else {"simulated": played.simulated}),
         **_details(played),
+        **({} if played.lost is None else {"lost": played.lost}),
         "seconds": round(time.perf_counter() - began, 4),
     }
 
