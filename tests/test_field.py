@@ -71,8 +71,8 @@ def test_every_sampler_is_compared_with_and_without_the_filter() -> None:
 
 
 def test_every_defence_meets_every_attack_it_can_stand() -> None:
-    sieves = {"fedca", "fedca-accuracy", "fedcm-ucb", "fedcm-ts"}
-    assert set(DEFENCES) == {"none", *sieves} | set(FILTERS) - {"all", "combinatorial"}
+    algorithms = {"fedca", "fedca-accuracy", "fedcm-ucb", "fedcm-ts", "fedpdp-finetune", "fedsieve-finetune"}
+    assert set(DEFENCES) == {"none", *algorithms} | set(FILTERS) - {"all", "combinatorial"}
     met = {(cell.defence, cell.attack, cell.hostile) for cell in BATTLES}
     assert len(met) == len(BATTLES)
     for share in SHARES:

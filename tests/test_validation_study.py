@@ -42,7 +42,7 @@ def made_up(case: Case, seed: int, accuracies: Sequence[float]) -> History:
 
 
 def test_every_algorithm_meets_every_supply() -> None:
-    assert len(CASES) == len(set(CASES)) == 10 * 7
+    assert len(CASES) == len(set(CASES)) == 11 * 7
     assert {BALANCED, *SIZES, IMBALANCED, WRONG} == set(SUPPLIES)
     full = study(rounds=None, quick=False)
     configs = [Case("fedca", supply).config(full, 5) for supply in SUPPLIES]

@@ -91,8 +91,8 @@ CHOICES = [Choice(sampler, keep, where) for where in HETEROGENEITIES for sampler
 BY_ACCURACY = "fedca-accuracy"
 """FedCA with the other score, which tells liars less well."""
 
-SIEVES = ("fedca", BY_ACCURACY, "fedcm-ucb", "fedcm-ts")
-DEFENCES = ("none", *SIEVES, *(name for name in FILTERS if name not in KEEPERS))
+ALGORITHMS = ("fedca", BY_ACCURACY, "fedcm-ucb", "fedcm-ts", "fedpdp-finetune", "fedsieve-finetune")
+DEFENCES = ("none", *ALGORITHMS, *(name for name in FILTERS if name not in KEEPERS))
 SHARES = (0.2, 0.4)
 ASSUMED = 0.2
 """The share of liars that a defence assumes where there are none: nobody knows that there are none."""
@@ -100,7 +100,7 @@ ASSUMED = 0.2
 
 @dataclass(frozen=True)
 class Battle:
-    """A defence against an attack by a share of the clients: one of the paper's algorithms, or a filter on FedPdp."""
+    """A defence against an attack by a share of the clients: an algorithm, or a filter on FedPdp."""
 
     defence: str
     attack: str = "none"
@@ -109,18 +109,18 @@ class Battle:
     @property
     def title(self) -> str:
         """What people call the defence."""
-        if self.defence not in SIEVES:
+        if self.defence not in ALGORITHMS:
             return self.defence
         return algorithms.find(self.algorithm).title + (", by accuracy" if self.defence == BY_ACCURACY else "")
 
     @property
     def algorithm(self) -> str:
         """That of which the defence is a part."""
-        return self.defence.removesuffix("-accuracy") if self.defence in SIEVES else "fedpdp"
+        return self.defence.removesuffix("-accuracy") if self.defence in ALGORITHMS else "fedpdp"
 
     def config(self, study: Study, seed: int) -> Config:
         """Its run with a seed."""
-        filter = "all" if self.defence == "none" else "own" if self.defence in SIEVES else self.defence
+        filter = "all" if self.defence == "none" else "own" if self.defence in ALGORITHMS else self.defence
         assumes = filter in FILTERS and FILTERS[filter].assumes_liars
         per_round = study.settings["ratio"] * study.settings["clients"]
         return Config(

@@ -26,7 +26,7 @@ REFERENCE = "fedpdp"
 FAMILIES = {
     "keeps the best subset": ("fedca", "fedcm-ucb", "fedcm-ts"),
     "learns weights": ("fedsieve", "fedsieve-ucb", "fedsieve-ts"),
-    "trains on it": ("server-only", "fedpdp-finetune", "fedpdp-server-client"),
+    "trains on it": ("server-only", "fedpdp-finetune", "fedpdp-server-client", "fedsieve-finetune"),
 }
 """What uses validation data, by what it does with it."""
 

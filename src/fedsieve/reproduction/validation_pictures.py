@@ -52,8 +52,8 @@ def overfitting_figure(results: Results) -> Figure | None:
     supplies = dict(zip((SIZES[0], SIZES[len(SIZES) // 2], SIZES[-1]), BY_SIZE, strict=True))
     if not any(results.of(Case(algorithm, supply)) for algorithm in READERS for supply in supplies):
         return None
-    figure = new_figure(9.6, 8.4)
-    grid = figure.subplots(3, 3, sharex=True, sharey=True)
+    figure = new_figure(13, 6.2)
+    grid = figure.subplots(2, 5, sharex=True, sharey=True)
     for axes, algorithm in zip(grid.flat, READERS, strict=True):
         for supply, shade in supplies.items():
             runs = results.of(Case(algorithm, supply))
