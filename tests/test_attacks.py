@@ -231,6 +231,25 @@ def test_bad_input_is_one_line(typed: Typed) -> None:
     assert status == 2 and "hostile: 1.5 is not allowed; use a number of at least 0 and at most 1" in said
 
 
+def test_a_share_without_any_hostile_client_is_refused_with_one_that_has() -> None:
+    with pytest.raises(InvalidSetting, match=r"hostile: 0.01 is not allowed; use 0.1 or more, at which one of the 10 "):
+        assemble(config(attack="sign-flip", hostile=0.01, heterogeneity="iid"))
+    for clients in (3, 7, 30):
+        few = config(attack="noise", hostile=0.001, clients=clients, heterogeneity="iid")
+        with pytest.raises(InvalidSetting) as caught:
+            assemble(few)
+        share = float(caught.value.allowed.split()[0])
+        assert len(hostile_clients(0, np.arange(clients), share)) == 1
+
+
+def test_somebody_has_to_be_honest_where_hostile_clients_send_no_model() -> None:
+    for share in (0.96, 1.0):
+        with pytest.raises(InvalidSetting, match=r"hostile: .* use a share that leaves one of 10 clients honest"):
+            assemble(config(attack="nan", hostile=share, heterogeneity="iid"))
+    assemble(config(attack="nan", hostile=0.94, heterogeneity="iid"))
+    assemble(config(attack="free-rider", hostile=1.0, heterogeneity="iid"))
+
+
 def test_an_attack_needs_somebody_who_attacks() -> None:
     with pytest.raises(InvalidSetting, match=r"hostile: 0\.0 is not allowed; use a share of the clients above 0"):
         fs.Config(attack="sign-flip")

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 import fedsieve as fs
 from fedsieve.clients import LocalTraining
 from fedsieve.errors import InvalidSetting, MissingData, TooFewUpdates
-from fedsieve.runs import assemble
+from fedsieve.runs import RunDirectory, assemble
 from fedsieve.runs.assembly import split_data
 from fedsieve.sampling import Feedback, UniformSampler
 from fedsieve.system import SystemModel
 
 HEAD = "client,examples_per_second,download_mbit,upload_mbit,availability,dropout\n"
+
+
+EVERYBODY = "".join(f"{client},100,8,8,{{0}}\n" for client in range(10))
 
 
 def config(**changes: Any) -> fs.Config:
@@ -143,9 +146,11 @@ def test_without_a_system_nothing_is_simulated() -> None:
 
 
 def test_nobody_there_is_said(tmp_path: Path) -> None:
-    file = trace(tmp_path, "".join(f"{client},100,8,8,0,0\n" for client in range(10)))
-    with pytest.raises(TooFewUpdates, match="round 1: no client can be reached"):
-        fs.run(config(system=str(file)))
+    file = trace(tmp_path, "".join(f"{client},100,8,8,1e-9,0\n" for client in range(10)))
+    with pytest.raises(TooFewUpdates, match="round 10: no client can be reached"):
+        fs.run(config(system=str(file), rounds=12), out=tmp_path / "run")
+    rows = RunDirectory(tmp_path / "run").rows()
+    assert [row["simulated"] for row in rows] == [{"seconds": 0.0, "bytes": 0}] * 9
 
 
 @pytest.mark.parametrize(
@@ -154,8 +159,15 @@ def test_nobody_there_is_said(tmp_path: Path) -> None:
         ("0,100,8,8,1,0\n", "a trace with a line for every client; 1 has none"),
         ("0,100,8,8,1\n", "line 2 of devices.csv' is not allowed; use numbers client, examples_per_second"),
         ("0,100,8,8,1,0\n1,fast,8,8,1,0\n", "line 3 of devices.csv' is not allowed; use numbers"),
-        ("0,100,0,8,1,0\n", "use speeds above 0, and availability and dropout from 0 to 1"),
-        ("0,100,8,8,1.5,0\n", "use speeds above 0, and availability and dropout from 0 to 1"),
+        ("0,100,8,8,1,0\n1,100,8,8,1,0,5\n", "line 3 of devices.csv' is not allowed; use no more values than"),
+        ("0,100,0,8,1,0\n", "use speeds from 1e-06 to 1e+12, and availability and dropout from 0 to 1"),
+        ("0,9e-7,8,8,1,0\n", "use speeds from 1e-06 to 1e+12"),
+        ("0,100,8,2e12,1,0\n", "use speeds from 1e-06 to 1e+12"),
+        ("0,100,nan,8,1,0\n", "use speeds from 1e-06 to 1e+12"),
+        ("0,100,8,8,1.5,0\n", "use speeds from 1e-06 to 1e+12, and availability and dropout from 0 to 1"),
+        (EVERYBODY.format("0,0"), "a trace with at least one client that can be reached (availability above 0)"),
+        (EVERYBODY.format("1,1"), "a trace with at least one client that can be reached"),
+        (EVERYBODY.replace("{0}", "0,0", 1).format("1,1"), "at least one client that can be reached"),
         ("\n0,100,8,8,1.5,0\n", "line 3 of devices.csv"),
         ("nan,100,8,8,1,0\n", "'line 2 of devices.csv: client nan' is not allowed; use a whole number for each client"),
         ("inf,100,8,8,1,0\n", "'line 2 of devices.csv: client inf' is not allowed; use a whole number for each client"),
@@ -173,12 +185,72 @@ def test_a_bad_trace_is_named(tmp_path: Path, lines: str, message: str) -> None:
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("", "it lacks client, examples_per_second, download_mbit, upload_mbit, availability, dropout"),
+        (
+            HEAD.replace(",", ";"),
+            "it lacks client, examples_per_second, download_mbit, upload_mbit, availability, dropout",
+        ),
+        (HEAD.replace("availability", "available"), "it lacks availability"),
+    ],
+)
+def test_a_header_that_lacks_columns_is_named(tmp_path: Path, header: str, message: str) -> None:
+    (tmp_path / "devices.csv").write_text(header + EVERYBODY.format("1,0"))
+    with pytest.raises(InvalidSetting) as caught:
+        assemble(config(system=str(tmp_path / "devices.csv")))
+    said = str(caught.value)
+    assert said.startswith("system: 'line 1 of devices.csv' is not allowed; use a header with client, ")
+    assert said.endswith(message) and "\n" not in said
+
+
+def test_a_trace_may_come_from_excel_and_have_more_columns(tmp_path: Path) -> None:
+    header, lines = HEAD.replace("\n", ",town\r\n"), "4,10,8,2,1,0,Ulm\r\n7,50,16,4,1,0,Bonn\r\n"
+    (tmp_path / "devices.csv").write_bytes((header + lines).encode("utf-8-sig"))
+    assert SystemModel.from_trace(tmp_path / "devices.csv", 0, np.array([4, 7])).speed.tolist() == [10.0, 50.0]
+
+
+def test_the_slowest_devices_take_long_but_not_for_ever(tmp_path: Path) -> None:
+    file = trace(tmp_path, EVERYBODY.format("1,0").replace("100,8,8", "1e-6,1e-6,1e-6"))
+    history = fs.run(config(system=str(file)))
+    assert all(np.isfinite(row["simulated"]["seconds"]) for row in history.rows)
+    assert np.isfinite(history.summary["simulated"]["seconds"])
+
+
+@pytest.mark.parametrize("system", ["", "Drawn", "drwan"])
+def test_a_system_that_is_no_file_is_said_in_one_line(typed: Typed, system: str) -> None:
+    status, _, said = typed("run", "--system", system, "--out", "run")
+    hint = "'drawn' (nearest), or a CSV file" if system else "none, drawn or a CSV file"
+    assert status == 2 and said == f"error: system: {system!r} is not allowed; use {hint}\n"
+    assert not Path("run").exists()
+
+
+def test_a_file_may_have_a_name_like_one_of_ours(tmp_path: Path) -> None:
+    file = trace(tmp_path, EVERYBODY.format("1,0")).rename(tmp_path / "drawn.csv")
+    assert assemble(config(system=str(file)))[0].system is not None
+
+
+def test_a_deadline_that_nobody_can_meet_is_refused_before_the_run(typed: Typed, tmp_path: Path) -> None:
+    """The two quickest are never there, or always drop out; client 2 gets and sends the model at 1 MB a second."""
+    lines = "0,1e9,1e9,1e9,0,0\n1,1e9,1e9,1e9,1,1\n2,1000,8,8,1,0\n"
+    file = trace(tmp_path, lines + "".join(f"{client},10,8,8,1,0\n" for client in range(3, 10)))
+    federation, _ = assemble(config(system=str(file), heterogeneity="iid"))
+    takes = 2 * federation.model.numel() * 4 / 1e6 + federation.examples[2] / 1000
+    words = ["run", "--clients", "10", "--heterogeneity", "iid", "--rounds", "2", "--ratio", "1", "--out", "run"]
+    status, _, said = typed(*words, "--system", file, "--deadline", str(takes - 0.02))
+    least = said.split("use at least ")[1].split(":")[0]
+    assert status == 2 and said.count("\n") == 1 and said.startswith("error: deadline: ")
+    assert takes <= float(least) <= takes + 0.01 and not Path("run").exists()
+    assert typed(*words, "--system", file, "--deadline", least)[0] == 0
+
+
 def test_a_missing_trace_and_a_deadline_without_devices(typed: Typed) -> None:
     with pytest.raises(MissingData, match="system: there is no file"):
         assemble(config(system="nowhere.csv"))
     status, _, said = typed("run", "--deadline", "5")
-    assert status == 2 and said.count("\n") == 1
-    assert said.startswith("error: deadline: 5.0 is not allowed; use it with --system drawn or a CSV file\n")
+    assert status == 2
+    assert said == "error: deadline: 5.0 is not allowed; use it with --system drawn or a CSV file\n"
 
 
 def test_who_evaluates_the_model_gets_it_first(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ AVAILABILITY = (8.0, 2.0)  # a Beta distribution, mean 0.8
 DROPOUT = 0.05
 BYTES_PER_MBIT = 1e6 / 8
 
+LEAST, MOST = 1e-6, 1e12  # a trace's speeds and bandwidths, with which no time is infinite
+
 
 @dataclass(frozen=True)
 class SystemModel:
@@ -69,7 +71,20 @@ class SystemModel:
         if missing := [client for client in clients.tolist() if client not in rows]:
             raise InvalidSetting("system", str(path), f"a trace with a line for every client; {missing[0]} has none")
         table = np.array([rows[client] for client in clients.tolist()]).reshape(-1, 5).T
-        return cls(seed, clients, table[0], table[1] * BYTES_PER_MBIT, table[2] * BYTES_PER_MBIT, table[3], table[4])
+        system = cls(seed, clients, table[0], table[1] * BYTES_PER_MBIT, table[2] * BYTES_PER_MBIT, table[3], table[4])
+        if not system.may_answer.any():
+            can = "that can be reached (availability above 0) and answers (dropout below 1)"
+            raise InvalidSetting("system", str(path), f"a trace with at least one client {can}")
+        return system
+
+    @property
+    def may_answer(self) -> NDArray[np.bool_]:
+        """Which clients [n] can be reached in some rounds and don't always drop out."""
+        return (self.availability > 0) & (self.dropout < 1)
+
+    def least_deadline(self, examples: NDArray[np.int64], model_bytes: int) -> float:
+        """Seconds without which nobody ever answers in time, where clients train on so many `examples` [n]."""
+        return float(self.seconds(self.clients, examples, model_bytes)[self.may_answer].min())
 
     def seconds(self, clients: NDArray[np.int64], examples: NDArray[np.int64], model_bytes: int) -> Seconds:
         """How long clients [k] take to get a model, train on so many `examples` [k], and send a model back [k]."""
@@ -99,8 +114,11 @@ class SystemModel:
 def _read(path: Path) -> dict[int, list[float]]:
     """The numbers of each client."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins a file with a mark
             reader = csv.DictReader(file)
+            if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+                allowed = f"a header with {', '.join(COLUMNS)}, commas between; it lacks {', '.join(missing)}"
+                raise InvalidSetting("system", f"line 1 of {path.name}", allowed)
             lines = [(reader.line_num, line) for line in reader]
     except FileNotFoundError:
         raise MissingData(f"system: there is no file {path}") from None
@@ -109,9 +127,11 @@ def _read(path: Path) -> dict[int, list[float]]:
     rows: dict[int, list[float]] = {}
     for number, line in lines:
         where = f"line {number} of {path.name}"
+        if None in line:  # where DictReader puts what no column is for
+            raise InvalidSetting("system", where, "no more values than the header has columns")
         try:
             named, values = line[COLUMNS[0]], [float(line[column]) for column in COLUMNS[1:]]
-        except (KeyError, TypeError, ValueError):
+        except (TypeError, ValueError):
             raise InvalidSetting("system", where, f"numbers {', '.join(COLUMNS)}") from None
         try:
             client = int(named)
@@ -119,7 +139,8 @@ def _read(path: Path) -> dict[int, list[float]]:
             raise InvalidSetting("system", f"{where}: client {named}", "a whole number for each client") from None
         if client in rows:
             raise InvalidSetting("system", f"{where}: client {client}", "one line for each client")
-        if not (min(values[:3]) > 0 and np.isfinite(values).all() and all(0 <= share <= 1 for share in values[3:])):
-            raise InvalidSetting("system", where, "speeds above 0, and availability and dropout from 0 to 1")
+        if not (all(LEAST <= speed <= MOST for speed in values[:3]) and all(0 <= share <= 1 for share in values[3:])):
+            allowed = f"speeds from {LEAST:g} to {MOST:g}, and availability and dropout from 0 to 1"
+            raise InvalidSetting("system", where, allowed)
         rows[client] = values
     return rows

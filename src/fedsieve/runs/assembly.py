@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsieve import algorithms, attacks, data, models
-from fedsieve.attacks import Attack
+from fedsieve.attacks import Attack, NaNSender
 from fedsieve.averaging import Scheme
 from fedsieve.clients import LocalTraining
 from fedsieve.data import Dataset
@@ -88,8 +90,11 @@ def assemble(
     settings = config.local_training(algorithm.objective(options))
     attack = None if config.attack == "none" else attacks.ATTACKS[config.attack]()
     hostile = attacks.hostile_clients(config.seed, clients, config.hostile)
+    if attack is not None and not algorithm.at_server:
+        _check_hostile(config, attack, len(hostile), len(clients))
     known = _mislabelled(config, dataset, validation)
     seen = known if attack is None else _attacked(attack, known, partition, hostile, config.seed)
+    system = _system(config, clients)
     seed = config.seed if draws is None else draws
     engine = _engine(config, device, build, seen, partition, validation, settings, seed)
     if attack is not None:
@@ -98,7 +103,6 @@ def assemble(
     if draws is not None:
         with torch_draws(config.seed, "initial model"):
             start = engine.layout.read(build()).to(device)
-    system = _system(config, clients)
     federation = Federation(
         clients=clients,
         weights=sizes[clients].astype(np.float64),
@@ -118,6 +122,12 @@ def assemble(
         model=start,
         server=server,
     )
+    if system is not None and config.deadline is not None:
+        least = system.least_deadline(federation.examples, engine.layout.size * engine.layout.dtype.itemsize)
+        if config.deadline < least:
+            engine.close()
+            allowed = f"at least {math.ceil(100 * least) / 100}: the quickest client takes that many seconds"
+            raise InvalidSetting("deadline", config.deadline, allowed)
     if len(clients) < len(sizes):
         log.info("%d of %d clients hold no data and are never asked", len(sizes) - len(clients), len(sizes))
     if len(partition.unused):
@@ -173,7 +183,22 @@ def _system(config: Config, clients: NDArray[np.int64]) -> SystemModel | None:
         return None
     if config.system == "drawn":
         return SystemModel.drawn(config.seed, clients)
-    return SystemModel.from_trace(Path(config.system), config.seed, clients)
+    path = Path(config.system)
+    meant = difflib.get_close_matches(config.system.lower(), ("none", "drawn"), n=1)
+    if not config.system or (meant and not path.exists()):
+        allowed = f"{meant[0]!r} (nearest), or a CSV file" if meant else "none, drawn or a CSV file"
+        raise InvalidSetting("system", config.system, allowed)
+    return SystemModel.from_trace(path, config.seed, clients)
+
+
+def _check_hostile(config: Config, attack: Attack, hostile: int, clients: int) -> None:
+    """Raise if an attack has nobody to make it, or leaves nobody whose model can be used."""
+    if config.hostile and not hostile:
+        allowed = f"{1 / clients:.3g} or more, at which one of the {clients} clients that hold data is hostile"
+        raise InvalidSetting("hostile", config.hostile, allowed)
+    if hostile == clients and isinstance(attack, NaNSender):
+        allowed = f"a share that leaves one of {clients} clients honest: hostile ones send no model"
+        raise InvalidSetting("hostile", config.hostile, allowed)
 
 
 def _mislabelled(config: Config, dataset: Dataset, validation: NDArray[np.int64]) -> Dataset:
