@@ -35,9 +35,12 @@ RIVALS = [
     cell
     for where in HETEROGENEITIES
     for cell in (
-        Cell("fedsieve", where, smoothing=SMOOTHING),
         Cell("fedsieve", where, server_momentum=MOMENTUM, smoothing=SMOOTHING),
+        Cell("fedsieve-finetune", where, server_momentum=MOMENTUM, smoothing=SMOOTHING),
+        Cell("fedpdp-finetune", where, server_momentum=MOMENTUM, smoothing=SMOOTHING),
+        Cell("fedsieve", where, smoothing=SMOOTHING),
         Cell(BEST_FEDCM[0], where, score=BEST_FEDCM[1], smoothing=SMOOTHING),
+        Cell("fedcm-ts", where, score="cross-entropy"),
     )
 ]
 SMOOTHED = ("fedpdp", "fedsieve-ucb", "fedpdp-finetune", "fedpdp-server-client")
@@ -45,7 +48,9 @@ BASELINES = [
     *(
         cell
         for cell in TABLE_4
-        if cell.algorithm not in ("fedprox", "fedprox-ca", *SMOOTHED) and (cell.algorithm, cell.score) != BEST_FEDCM
+        if cell.algorithm not in ("fedprox", "fedprox-ca", *SMOOTHED)
+        and (cell.algorithm, cell.score) != BEST_FEDCM
+        and cell not in RIVALS
     ),
     *(Cell(name, where, smoothing=SMOOTHING) for where in HETEROGENEITIES for name in SMOOTHED),
     SERVER_ONLY,
@@ -57,8 +62,8 @@ UNSMOOTHED = list(dict.fromkeys(replace(cell, smoothing=0.0) for cell in (*RIVAL
 def ours_table(heterogeneity: str, results: Results) -> Table:
     """Accuracy, rounds to FedAvg's final accuracy, and how far FedSieve is ahead with the same seeds."""
     target, rows = results.target(heterogeneity), []
-    first, *_ = cells = _in_order(heterogeneity)
-    ours = _last(results, first)
+    cells = [cell for cell in _in_order(heterogeneity) if _runs(results, cell)]
+    ours = _last(results, cells[0]) if cells else {}
     for cell in cells:
         final = _last(results, cell)
         both = sorted(ours.keys() & final.keys())
@@ -75,7 +80,7 @@ def ours_table(heterogeneity: str, results: Results) -> Table:
                 spread_of([100 * curve[-1] for curve in smooth])
                 + (f" ({len(smooth)} of {len(final)})" if 0 < len(smooth) < len(final) else ""),
                 _rounds(target, smooth),
-                NOTHING if cell == first else interval(ahead),
+                NOTHING if cell == cells[0] else interval(ahead),
             )
         )
     return Table(
@@ -97,7 +102,7 @@ TABLES = [partial(ours_table, where) for where in HETEROGENEITIES]
 
 def ours_figure(results: Results) -> Figure | None:
     """Accuracy over rounds of the last model and of the average over rounds, a line of panels per heterogeneity."""
-    shown = ("fedavg", "fedpdp", "fedcm-ts", "fedsieve", "fedsieve-ucb", "server-only")
+    shown = ("fedavg", "fedpdp", "fedcm-ts", "fedsieve", "fedsieve-finetune", "fedpdp-finetune", "server-only")
     panels: dict[str, dict[str, list[list[float]]]] = {}
     for where in HETEROGENEITIES:
         cells = [
