@@ -188,6 +188,49 @@ def test_a_run_is_neither_overwritten_nor_mixed_with_another(undisturbed: Path) 
         fs.run(fs.Config(**SETTINGS | {"lr": 0.5}), out=undisturbed, resume=True)
 
 
+@pytest.fixture
+def with_a_trace(tmp_path: Path) -> tuple[fs.Config, Path]:
+    """A run that reads a file of devices, stopped after two rounds."""
+    trace, folder = tmp_path / "devices.csv", tmp_path / "run"
+    header = "client,examples_per_second,download_mbit,upload_mbit,availability,dropout\n"
+    trace.write_text(header + "".join(f"{client},100,8,8,0.9,0\n" for client in range(10)))
+    config = fs.Config(**SETTINGS, system=str(trace))
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(config, out=folder, callbacks=[StopsAfter(2)])
+    return config, folder
+
+
+def test_a_run_is_not_gone_on_with_once_its_trace_has_changed(with_a_trace: tuple[fs.Config, Path]) -> None:
+    config, folder = with_a_trace
+    trace, rows = Path(config.system), (folder / "metrics.jsonl").read_bytes()
+    before = trace.read_text()
+    trace.write_text(before.replace("3,100,", "3,200,"))
+    with pytest.raises(
+        InvalidSetting, match=r"^system: '.*devices.csv' is not allowed; use the file as it was when .*"
+    ):
+        fs.run(config, out=folder, resume=True)
+    assert (folder / "metrics.jsonl").read_bytes() == rows and checkpoints(folder) == [1, 2]
+    trace.write_text(before)
+    assert results(fs.run(config, out=folder, resume=True).rows) == results(fs.run(config).rows)
+
+
+def test_a_run_of_before_files_had_digests_is_gone_on_with(with_a_trace: tuple[fs.Config, Path]) -> None:
+    config, folder = with_a_trace
+    (folder / "files.json").unlink()
+    assert len(fs.run(config, out=folder, resume=True).rows) == CONFIG.rounds
+
+
+def test_favors_agent_has_a_digest_too_and_a_run_without_files_none(undisturbed: Path, tmp_path: Path) -> None:
+    (tmp_path / "agent").write_bytes(b"one")
+    directory = RunDirectory(tmp_path / "run")
+    directory.create(fs.Config(sampler="favor", favor_agent=tmp_path / "agent"))
+    directory.latest()
+    (tmp_path / "agent").write_bytes(b"another")
+    with pytest.raises(InvalidSetting, match=r"^favor_agent: '.*agent' is not allowed; use the file as it was"):
+        directory.latest()
+    assert not RunDirectory(undisturbed).files_file.exists()
+
+
 def test_a_round_that_fails_leaves_the_rounds_before_it_intact(tmp_path: Path) -> None:
     class GoesBad(torch.nn.Module):
         """Fails from its ninth training batch on: in the third round, with four clients of one batch each."""

@@ -227,6 +227,12 @@ class Config(BaseModel):
         )
 
     @property
+    def files(self) -> dict[str, Path]:
+        """The files besides data sets that a run reads, by the field that names them."""
+        trace = {} if self.system in ("none", "drawn") else {"system": Path(self.system)}
+        return trace | ({} if self.favor_agent is None else {"favor_agent": self.favor_agent})
+
+    @property
     def arithmetic(self) -> Precision:
         """What a GPU computes with."""
         return self.precision  # type: ignore[return-value] # checked against NAMES

@@ -3,7 +3,7 @@
 A round is on disk before the next begins, or at least its row, where `run` is to save less often. Files are written
 aside, flushed and renamed, so that a kill at any moment leaves either the old file or the new one. A round's row is
 flushed before its checkpoint appears, and a checkpoint's JSON carries the digest of everything in it and is renamed
-last: what has it is whole.
+last: what has it is whole. `files.json` has the digests of files that the configuration names, if it names any.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class RunDirectory:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.config_file = self.path / "config.yaml"
+        self.files_file = self.path / "files.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.checkpoints = self.path / "checkpoints"
@@ -82,9 +83,12 @@ class RunDirectory:
             yield
 
     def create(self, config: Config) -> None:
-        """Begin a run: write its configuration."""
+        """Begin a run: write its configuration, and before it what files it names had in them."""
+        digests = {field: _digest_of(file) for field, file in config.files.items()}
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
+            if digests:
+                write_whole(self.files_file, (json.dumps(digests, indent=2) + "\n").encode())
             write_whole(self.config_file, config.to_yaml().encode())
         except OSError as error:
             raise InvalidSetting("out", str(self.path), f"a folder that can be written to ({error.strerror})") from None
@@ -94,6 +98,15 @@ class RunDirectory:
         if not self.exists:
             raise MissingData(f"out: there is no run in {self.path}")
         return Config.load(self.config_file)
+
+    def check_files(self) -> None:
+        """Raise if a file that the configuration names is not as it was when the run began."""
+        if not self.files_file.exists():  # as in runs of earlier versions
+            return
+        digests = json.loads(self.files_file.read_text(encoding="utf-8"))
+        for field, file in self.config().files.items():
+            if digests.get(field) != _digest_of(file):
+                raise InvalidSetting(field, str(file), f"the file as it was when the run in {self.path} began")
 
     def summary(self) -> dict[str, Any]:
         """The summary of a finished run."""
@@ -146,7 +159,11 @@ class RunDirectory:
                 self._file(other, suffix).unlink(missing_ok=True)
 
     def latest(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
-        """The newest checkpoint that is whole, and the rows up to it; what came after is cut off."""
+        """The newest checkpoint that is whole, and the rows up to it; what came after is cut off.
+
+        Raises, before anything is cut off, if files that the run reads have changed.
+        """
+        self.check_files()
         self.checkpoints.mkdir(exist_ok=True)  # someone may have thrown the checkpoints away
         rows = self.rows()
         checkpoint = None
@@ -218,6 +235,11 @@ def _safetensors(vectors: Mapping[str, Tensor], layout: Layout) -> list[bytes | 
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little") + text, *contents]
+
+
+def _digest_of(file: Path) -> str | None:
+    """The SHA-256 sum of a file; None where there is none, which own parts may have no need of."""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def _digest(state: Mapping[str, Any], *content: bytes | memoryview) -> str:
