@@ -270,3 +270,16 @@ def test_who_evaluates_the_model_gets_it_first(tmp_path: Path) -> None:
         answered = len(set(played.sampled) - {int(client) for client in played.excluded})
         assert played.simulated["bytes"] == size * (len(there) + answered)
     engine.close()
+
+
+def test_who_has_the_model_already_is_not_late_for_having_had_to_get_it(tmp_path: Path) -> None:
+    file = trace(tmp_path, "0,1e6,1e3,1e3,1,0\n" + "".join(f"{client},1e6,1,1e3,1,0\n" for client in range(1, 10)))
+    settings = {"system": str(file), "heterogeneity": "iid", "ratio": 0.5, "algorithm": "fedpdp", "rounds": 1}
+    size = assemble(config(**settings))[0].model.numel() * 4
+    late = config(**settings, deadline=size / 125_000 / 2)  # half of what a slow download takes
+    plain, evaluated = (
+        fs.run(config(**late.model_dump() | {"sampler": sampler})).rows[0]
+        for sampler in ("uniform", "power-of-choice-exact")
+    )
+    assert any(reason.startswith("too late") for reason in plain["excluded"].values())
+    assert evaluated["excluded"] == {} and evaluated["simulated"]["seconds"] == pytest.approx(size / 125_000, rel=0.01)

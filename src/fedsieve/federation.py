@@ -223,10 +223,18 @@ class Federation:
         seconds = dict(zip(asked.tolist(), taken.tolist(), strict=True))
         failed = dict.fromkeys(self.system.dropped(round, asked).tolist(), "dropped out")
         if self.deadline is not None:
+            got = self._downloaded()
             for client, own in seconds.items():
-                if own > self.deadline and client not in failed:
-                    failed[client] = f"too late: {own:.1f} s of {self.deadline:g}"
+                if (needed := own - got.get(client, 0.0)) > self.deadline and client not in failed:
+                    failed[client] = f"too late: {needed:.1f} s of {self.deadline:g}"
         return seconds, failed
+
+    def _downloaded(self) -> dict[int, float]:
+        """How long those took to get the model who evaluated it before any was asked."""
+        if self.system is None or not len(self._evaluated):
+            return {}
+        downloads = self.system.parts(self._evaluated, self._examples_of(self._evaluated), self._model_bytes)[0]
+        return dict(zip(self._evaluated.tolist(), downloads.tolist(), strict=True))
 
     def _simulated(self, seconds: Mapping[int, float], answered: int) -> dict[str, float] | None:
         """What a round takes: the server waits for the slowest it asked, but not beyond the deadline.
@@ -236,9 +244,7 @@ class Federation:
         """
         if self.system is None:
             return None
-        downloads = self.system.parts(self._evaluated, self._examples_of(self._evaluated), self._model_bytes)[0]
-        got = dict(zip(self._evaluated.tolist(), downloads.tolist(), strict=True))
-        self._evaluated = self._evaluated[:0]
+        got, self._evaluated = self._downloaded(), self._evaluated[:0]
         longest = max((own - got.get(client, 0.0) for client, own in seconds.items()), default=0.0)
         waited = max(got.values(), default=0.0) + (longest if self.deadline is None else min(longest, self.deadline))
         sent = len(got.keys() | seconds.keys()) + answered
