@@ -232,17 +232,21 @@ def test_a_file_may_have_a_name_like_one_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_deadline_that_nobody_can_meet_is_refused_before_the_run(typed: Typed, tmp_path: Path) -> None:
-    """The two quickest are never there, or always drop out; client 2 gets and sends the model at 1 MB a second."""
-    lines = "0,1e9,1e9,1e9,0,0\n1,1e9,1e9,1e9,1,1\n2,1000,8,8,1,0\n"
-    file = trace(tmp_path, lines + "".join(f"{client},10,8,8,1,0\n" for client in range(3, 10)))
+    """The two quickest never answer; client 2 gets the model at 10 KB a second and sends it at 1 MB."""
+    lines = "0,1e9,1e9,1e9,0,0\n1,1e9,1e9,1e9,1,1\n2,1000,0.08,8,1,0\n"
+    file = trace(tmp_path, lines + "".join(f"{client},10,0.08,8,1,0\n" for client in range(3, 10)))
     federation, _ = assemble(config(system=str(file), heterogeneity="iid"))
-    takes = 2 * federation.model.numel() * 4 / 1e6 + federation.examples[2] / 1000
+    download = federation.model.numel() * 4 / 1e4
+    takes = download + download / 100 + federation.examples[2] / 1000
     words = ["run", "--clients", "10", "--heterogeneity", "iid", "--rounds", "2", "--ratio", "1", "--out", "run"]
     status, _, said = typed(*words, "--system", file, "--deadline", str(takes - 0.02))
     least = said.split("use at least ")[1].split(":")[0]
     assert status == 2 and said.count("\n") == 1 and said.startswith("error: deadline: ")
     assert takes <= float(least) <= takes + 0.01 and not Path("run").exists()
     assert typed(*words, "--system", file, "--deadline", least)[0] == 0
+    other = [*words, "--out", "other", "--sampler", "power-of-choice-exact"]  # who has evaluated the model has it
+    assert typed(*other, "--system", file, "--deadline", str(takes - download - 0.01))[0] == 2
+    assert typed(*other, "--system", file, "--deadline", str(takes - download + 0.01))[0] == 0
 
 
 def test_a_missing_trace_and_a_deadline_without_devices(typed: Typed) -> None:

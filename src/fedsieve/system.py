@@ -82,9 +82,14 @@ class SystemModel:
         """Which clients [n] can be reached in some rounds and don't always drop out."""
         return (self.availability > 0) & (self.dropout < 1)
 
-    def least_deadline(self, examples: NDArray[np.int64], model_bytes: int) -> float:
-        """Seconds without which nobody ever answers in time, where clients train on so many `examples` [n]."""
-        return float(self.seconds(self.clients, examples, model_bytes)[self.may_answer].min())
+    def least_deadline(self, examples: NDArray[np.int64], model_bytes: int, have_model: bool) -> float:
+        """Seconds without which nobody ever answers in time, where clients train on so many `examples` [n].
+
+        Those who `have_model` when they are asked need not get it.
+        """
+        download, training, upload = self.parts(self.clients, examples, model_bytes)
+        needed = training + upload if have_model else download + training + upload
+        return float(needed[self.may_answer].min())
 
     def seconds(self, clients: NDArray[np.int64], examples: NDArray[np.int64], model_bytes: int) -> Seconds:
         """How long clients [k] take to get a model, train on so many `examples` [k], and send a model back [k]."""

@@ -123,7 +123,9 @@ def assemble(
         server=server,
     )
     if system is not None and config.deadline is not None:
-        least = system.least_deadline(federation.examples, engine.layout.size * engine.layout.dtype.itemsize)
+        model_bytes = engine.layout.size * engine.layout.dtype.itemsize
+        evaluated_before = federation.sampler.needs_losses
+        least = system.least_deadline(federation.examples, model_bytes, evaluated_before)
         if config.deadline < least:
             engine.close()
             allowed = f"at least {math.ceil(100 * least) / 100}: the quickest client takes that many seconds"
