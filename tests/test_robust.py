@@ -632,6 +632,15 @@ def test_flower_weights_multi_krum_by_examples_where_the_paper_does_not() -> Non
     assert not torch.allclose(ours, flowers("MultiKrum", drawn, range(1, 8), **settings), atol=1e-3)
 
 
+def test_flower_cuts_one_model_fewer_where_its_share_comes_out_just_below_a_whole_number() -> None:
+    """0.29 · 100 is 28.999… in floating point."""
+    drawn = torch.randn(100, 13, generator=torch.Generator().manual_seed(0))
+    ours = made_by(TrimmedMean(0.29), round_of(drawn))
+    torch.testing.assert_close(ours, flowers("FedTrimmedAvg", drawn, beta=0.2901))
+    torch.testing.assert_close(made_by(TrimmedMean(0.28), round_of(drawn)), flowers("FedTrimmedAvg", drawn, beta=0.29))
+    assert not torch.allclose(ours, flowers("FedTrimmedAvg", drawn, beta=0.29), atol=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_flower_makes_the_same_bulyan_once_it_selects_as_the_paper_does(seed: int) -> None:
     """El Mhamdi et al. run Krum anew on those left after each choice; Flower scores once and takes the best n - 2f."""
