@@ -320,10 +320,6 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "20 steps, batch 256": lambda layers, rounds: (Mixing(steps=20, batch=256), None),
     "augmented batches": lambda layers, rounds: (Mixing(augment=True), None),
     "then 20 steps of SGD": lambda layers, rounds: (Mixing(tune=20), None),
-    "batch 200, server momentum 0.5, then 40 steps of SGD": lambda layers, rounds: (
-        Mixing(batch=200, momentum=0.5, tune=40, tune_batch=200),
-        None,
-    ),
     "nothing learned, then 40 steps of SGD": lambda layers, rounds: (
         Mixing(steps=0, drop=False, tune=40, tune_batch=200),
         None,
