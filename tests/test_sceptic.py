@@ -121,12 +121,13 @@ def test_the_server_is_one_more_client_of_every_round() -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize(
     "algorithm",
     ["fedpdp-finetune", "fedpdp-server-client", "fedsieve", "fedsieve-ucb", "fedsieve-ts", "fedsieve-finetune"],
 )
-def test_they_learn_and_need_validation_data(algorithm: str) -> None:
-    history = fs.run(fs.Config(algorithm=algorithm, **SETTINGS))
+def test_they_learn_and_need_validation_data(algorithm: str, device: str) -> None:
+    history = fs.run(fs.Config(algorithm=algorithm, **SETTINGS | {"device": device}))
     assert history.accuracy[-1] > 0.3
     with pytest.raises(InvalidSetting, match="validation_per_class: 0"):
         fs.run(fs.Config(algorithm=algorithm, **SETTINGS | {"validation_per_class": 0}))
