@@ -361,6 +361,20 @@ class Killed(Exception):
     """The ServerApp is gone."""
 
 
+def test_the_server_may_train_after_weights_are_learned() -> None:
+    nodes = {1: node(GOOD), 2: node(GOOD), 3: node((20.0, -20.0))}
+    plain, tuned = (
+        weight_of(
+            FedSieve(model=Line, validation=(X, Y), fraction_evaluate=0.0, device="cpu", finetune=finetune)
+            .start(LocalGrid(nodes), START, num_rounds=1)
+            .arrays
+        )
+        for finetune in (False, True)
+    )
+    assert plain == pytest.approx(GOOD)  # whose weights are the wrong way round is left out
+    assert tuned[1] > plain[1] + 0.1 and tuned[0] < plain[0] - 0.1  # surer of what it knows
+
+
 class Mortal(LocalGrid):
     """Its server dies while it waits for a kind of message for the nth time."""
 

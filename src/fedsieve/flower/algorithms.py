@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from fedsieve.errors import unknown_name
-from fedsieve.filtering import CombinatorialFilter, KeepAll, LearnedAveraging
+from fedsieve.filtering import CombinatorialFilter, FineTuning, KeepAll, LearnedAveraging
 from fedsieve.filtering.scores import Score
 from fedsieve.flower.strategy import SieveStrategy
 from fedsieve.sampling import ClientSampler, ThompsonSampler, UCBSampler, UniformSampler
@@ -55,7 +55,11 @@ class FedCM(SieveStrategy):
 
 
 class FedSieve(SieveStrategy):
-    """Clients drawn uniformly, or by a bandit; their models are mixed with weights learned on the validation data."""
+    """Clients drawn uniformly, or by a bandit; their models are mixed with weights learned on the validation data.
+
+    With `finetune` the server then takes forty steps on the validation data, of one size in all rounds: it knows of no
+    schedule that clients may have.
+    """
 
     def __init__(
         self,
@@ -63,10 +67,12 @@ class FedSieve(SieveStrategy):
         model: nn.Module | Callable[[], nn.Module],
         validation: tuple[Any, Any],
         bandit: Bandit | None = None,
+        finetune: bool = False,
         **settings: Any,
     ) -> None:
         sampler = UniformSampler() if bandit is None else _bandit(bandit)
-        super().__init__(sampler, LearnedAveraging(), model=model, validation=validation, **settings)
+        filter = FineTuning(LearnedAveraging()) if finetune else LearnedAveraging()
+        super().__init__(sampler, filter, model=model, validation=validation, **settings)
 
 
 def _bandit(name: str) -> ClientSampler:
