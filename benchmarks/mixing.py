@@ -1,14 +1,15 @@
 """Which way of learning mixing weights is best: `LearnedAveraging`, and changes of it one at a time.
 
-    python benchmarks/mixing.py [--model mlp] [--seeds 3] [--at-once 2] [--only NAME ...] [--smoothing S] [--out FILE]
+    python benchmarks/mixing.py [--model mlp] [--seeds 3] [--at-once 2] [--only NAME ...] [--smoothing S] [--stop N]
+        [--out FILE]
 
 `mlp` learns Fashion-MNIST, on CPUs; `cnn` and `vgg11` learn CIFAR-10, on a GPU.
 
 Every variant is run with class and client heterogeneity (α = 0.1, 8 of 20 clients) and the same seeds, next to the
 algorithms it has to beat. FILE (JSON) gets a line per run as it ends; what it has is not run again. At the end a table:
 mean test accuracy of the last ten rounds, and the difference from `learned`, seed by seed, with its 95 % interval.
-What is kept here but not in the library did not help. With --smoothing the table says what it is to hand out an average
-over rounds: mean accuracy of the rounds in the middle of the run and of the last ten, and the first round that is as
+What is kept here but not in the library did not help. With --stop only the first N rounds of a run are played, for
+what is to be seen early. With --smoothing the table says what it is to hand out an average over rounds: mean accuracy of the rounds in the middle of the run and of the last ten, and the first round that is as
 good as `fedavg` in the end.
 """
 
@@ -18,8 +19,9 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -43,7 +45,7 @@ from fedsieve.randomness import generator
 from fedsieve.report import figures, style
 from fedsieve.reproduction.claims import Interval
 from fedsieve.reproduction.tables import spread_of
-from fedsieve.runs import rounds_to
+from fedsieve.runs import Callback, rounds_to
 from fedsieve.runs.environment import environment
 from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler, UniformSampler
 from fedsieve.sampling.base import Ids, sorted_ids
@@ -324,6 +326,9 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
         Mixing(steps=0, drop=False, tune=40, tune_batch=200),
         None,
     ),
+    "fine-tuned at 0.02": lambda layers, rounds: (FineTuning(LearnedAveraging(), rate=0.02), None),
+    "fine-tuned at 0.05": lambda layers, rounds: (FineTuning(LearnedAveraging(), rate=0.05), None),
+    "fine-tuned in 80 steps": lambda layers, rounds: (FineTuning(LearnedAveraging(), steps=80), None),
     "UCB": lambda layers, rounds: (Mixing(), UCBSampler()),
     "UCB that fades": lambda layers, rounds: (Mixing(), FadingUCB(rounds)),
     "UCB that fades, server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), FadingUCB(rounds)),
@@ -341,8 +346,27 @@ NAMED = (
 """The library's own, as they are or with momentum at the server."""
 
 
-def play(name: str, model: str, where: str, seed: int, changed: dict[str, Any]) -> dict[str, Any]:
-    """One run: its last accuracies and what it took."""
+class Stopped(Exception):
+    """The rounds that were asked for are played."""
+
+
+class Stop(Callback):
+    """Ends a run early, with the learning rates of a whole one."""
+
+    def __init__(self, after: int | None) -> None:
+        self.after, self.rows = after, list[Mapping[str, Any]]()
+
+    def on_round(self, row: Mapping[str, Any]) -> None:
+        """Keep the row."""
+        self.rows.append(row)
+        if row["round"] == self.after:
+            raise Stopped
+
+
+def play(
+    name: str, model: str, where: str, seed: int, changed: dict[str, Any], stop: int | None = None
+) -> dict[str, Any]:
+    """One run: its accuracies and what it took."""
     settings = COMMON | SETTINGS[model] | {"model": model, "heterogeneity": where, "seed": seed} | changed
     filter, sampler = None, None
     if name in VARIANTS:
@@ -351,17 +375,19 @@ def play(name: str, model: str, where: str, seed: int, changed: dict[str, Any]) 
         settings["algorithm"] = name.removesuffix(WITH_MOMENTUM)
         settings["server_momentum"] = 0.5 if name.endswith(WITH_MOMENTUM) else 0.0
     began = time.perf_counter()
-    history = fs.run(fs.Config(**settings, workers=1), filter=filter, sampler=sampler)
-    search = [phases.get("search", 0.0) for phases in history.profile]
+    watch = Stop(stop)
+    with suppress(Stopped):
+        fs.run(fs.Config(**settings, workers=1), filter=filter, sampler=sampler, callbacks=[watch])
+    search = [row["phases"].get("search", 0.0) for row in watch.rows]
     return {
         "name": name,
         "model": model,
         "heterogeneity": where,
         "seed": seed,
-        "rounds": len(history.rows),
-        "accuracy": [round(value, 5) for value in history.accuracy],
+        "rounds": len(watch.rows),
+        "accuracy": [round(row["test_accuracy"], 5) for row in watch.rows],
         **(
-            {"unsmoothed": [round(row["unsmoothed_accuracy"], 5) for row in history.rows]}
+            {"unsmoothed": [round(row["unsmoothed_accuracy"], 5) for row in watch.rows]}
             if "smoothing" in changed
             else {}
         ),
@@ -436,6 +462,7 @@ def main() -> None:
     parser.add_argument("--model", choices=list(SETTINGS), default="mlp")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--stop", type=int, metavar="N", help="play the first N rounds alone")
     parser.add_argument("--smoothing", type=float, help="hand out an average over rounds")
     parser.add_argument("--at-once", type=int, default=2, help="processes")
     parser.add_argument(
@@ -464,7 +491,7 @@ def main() -> None:
     known["setting"] = COMMON | SETTINGS[given.model] | changed
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(given.at_once, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(play, *job, changed) for job in jobs]
+        waiting = [pool.submit(play, *job, changed, given.stop) for job in jobs]
         for number, future in enumerate(as_completed(waiting), start=1):
             known["runs"].append(future.result())
             given.out.write_text(json.dumps(known) + "\n")
