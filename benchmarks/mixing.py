@@ -9,8 +9,8 @@ Every variant is run with class and client heterogeneity (α = 0.1, 8 of 20 clie
 algorithms it has to beat. FILE (JSON) gets a line per run as it ends; what it has is not run again. At the end a table:
 mean test accuracy of the last ten rounds, and the difference from `learned`, seed by seed, with its 95 % interval.
 What is kept here but not in the library did not help. With --stop only the first N rounds of a run are played, for
-what is to be seen early. With --smoothing the table says what it is to hand out an average over rounds: mean accuracy of the rounds in the middle of the run and of the last ten, and the first round that is as
-good as `fedavg` in the end.
+what is to be seen early. With --smoothing the table says what it is to hand out an average over rounds: mean accuracy
+of the rounds in the middle of the run and of the last ten, and the first round that is as good as `fedavg` in the end.
 """
 
 from __future__ import annotations
