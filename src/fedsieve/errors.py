@@ -69,5 +69,6 @@ def unknown_name(field: str, value: object, known: Iterable[str]) -> InvalidSett
 
 
 def _shown(value: object) -> str:
+    """At most 80 characters of it: the start, and the end, where paths differ."""
     text = repr(value).replace("\n", " ")
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"
