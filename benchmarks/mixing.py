@@ -19,9 +19,9 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,6 +40,7 @@ from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
 from fedsieve.filtering.geometric_median import shares_of
+from fedsieve.filtering.learned import mixture
 from fedsieve.momentum import ServerMomentum
 from fedsieve.randomness import generator
 from fedsieve.report import figures, style
@@ -168,23 +169,9 @@ class Mixing(LearnedAveraging):
         return slope - slope.mean(1, keepdim=True) if self.free else c * (slope - (c * slope).sum(1, keepdim=True))
 
     def _gradient(self, candidates: Candidates, model: Tensor) -> Tensor:
-        at_model, random = candidates.score_and_gradient, candidates.random
-        assert at_model is not None and random is not None
-        if not self.augment:
-            return at_model(model, self.draw(candidates))[1]
-        engine = at_model.__self__  # type: ignore[attr-defined]
-        plain = engine._examples
-
-        def augmented(data: str, places: Any) -> tuple[Tensor, Tensor]:
-            inputs, labels = plain(data, places)
-            draws = torch.from_numpy(draw_crops_and_flips(random, len(inputs))).to(inputs.device)
-            return crop_and_flip(inputs, draws), labels
-
-        engine._examples = augmented
-        try:
-            return at_model(model, self.draw(candidates))[1]
-        finally:
-            del engine._examples
+        assert candidates.score_and_gradient is not None
+        with augmented(candidates) if self.augment else nullcontext():
+            return candidates.score_and_gradient(model, self.draw(candidates))[1]
 
     def _mixture(self, held: Sequence[Tensor], weights: Tensor) -> Tensor:
         total = torch.zeros_like(held[0])
@@ -192,6 +179,67 @@ class Mixing(LearnedAveraging):
             for model, weight in zip(held, row, strict=True):
                 total[part].addcmul_(model[part], weight)
         return total
+
+
+class Together(LearnedAveraging):
+    """Learns the weights and takes steps of SGD at once: each gradient, at Σ c_k w_k + d, moves both c and d.
+
+    d stays 0 for the first `wait` steps.
+    """
+
+    def __init__(self, wait: int = 0, tune_rate: float = 0.01) -> None:
+        super().__init__()
+        self.wait, self.tune_rate = wait, tune_rate
+
+    def select(self, candidates: Candidates) -> Selection:
+        """Those worth at least half of an equal share, averaged, and d."""
+        assert candidates.score_and_gradient is not None and candidates.models is not None
+        held, random = list(candidates.models), candidates.random
+        assert random is not None
+        drift, velocity = torch.zeros_like(held[0]), torch.zeros_like(held[0])
+        calls = 0
+
+        def moved(model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            nonlocal calls
+            calls += 1
+            score, gradient = at_model(model + drift, examples)
+            if calls > self.wait:
+                velocity.mul_(0.9).add_(gradient)
+                drift.add_(velocity, alpha=self.tune_rate * candidates.pace)
+            return score, gradient
+
+        at_model = candidates.score_and_gradient
+        selection = super().select(replace(candidates, score_and_gradient=moved))
+        assert selection.weights is not None
+        return replace(selection, model=mixture(held, selection.weights) + drift)
+
+
+class Augmented(FineTuning):
+    """Crops and flips the validation images, as clients do theirs."""
+
+    def select(self, candidates: Candidates) -> Selection:
+        """As the base does."""
+        with augmented(candidates):
+            return super().select(candidates)
+
+
+@contextmanager
+def augmented(candidates: Candidates) -> Iterator[None]:
+    """Gradients by cropped and flipped images."""
+    assert candidates.score_and_gradient is not None and candidates.random is not None
+    engine, random = candidates.score_and_gradient.__self__, candidates.random  # type: ignore[attr-defined]
+    plain = engine._examples
+
+    def changed(data: str, places: Any) -> tuple[Tensor, Tensor]:
+        inputs, labels = plain(data, places)
+        draws = torch.from_numpy(draw_crops_and_flips(random, len(inputs))).to(inputs.device)
+        return crop_and_flip(inputs, draws), labels
+
+    engine._examples = changed
+    try:
+        yield
+    finally:
+        del engine._examples
 
 
 class Remembering(UniformSampler):
@@ -329,6 +377,17 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "fine-tuned at 0.02": lambda layers, rounds: (FineTuning(LearnedAveraging(), rate=0.02), None),
     "fine-tuned at 0.05": lambda layers, rounds: (FineTuning(LearnedAveraging(), rate=0.05), None),
     "fine-tuned in 80 steps": lambda layers, rounds: (FineTuning(LearnedAveraging(), steps=80), None),
+    "learned in 20 steps, fine-tuned in 20": lambda layers, rounds: (
+        FineTuning(LearnedAveraging(steps=20), steps=20),
+        None,
+    ),
+    "fine-tuned with augmented batches": lambda layers, rounds: (Augmented(LearnedAveraging()), None),
+    "fine-tuned with augmented batches, 80 steps of 0.02": lambda layers, rounds: (
+        Augmented(LearnedAveraging(), steps=80, rate=0.02),
+        None,
+    ),
+    "learned and fine-tuned at once": lambda layers, rounds: (Together(), None),
+    "learned and, after 20 steps, fine-tuned at once": lambda layers, rounds: (Together(wait=20), None),
     "UCB": lambda layers, rounds: (Mixing(), UCBSampler()),
     "UCB that fades": lambda layers, rounds: (Mixing(), FadingUCB(rounds)),
     "UCB that fades, server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), FadingUCB(rounds)),
@@ -476,7 +535,7 @@ def main() -> None:
         parser.error(str(error))
     known = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
     done = {(run["name"], run["model"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
-    fitting = [name for name in VARIANTS if name != "augmented batches" or given.model != "mlp"]
+    fitting = [name for name in VARIANTS if "augmented" not in name or given.model != "mlp"]
     names = given.only or [*fitting, *NAMED]
     jobs = [
         (name, given.model, where, seed)
