@@ -218,7 +218,7 @@ def test_table_1_lists_the_parts_of_each_algorithm() -> None:
         "fedsieve-ts": (True, True, "bandit (Thompson), without replacement", "plain"),
         "fedsieve-finetune": (True, False, uniform, "plain"),
         "server-only": (False, False, "nobody: the server's validation data", "plain"),
-        "fedpdp-finetune": (True, False, uniform, "plain"),
+        "fedpdp-finetune": (False, False, uniform, "plain"),
         "fedpdp-server-client": (False, False, uniform, "plain"),
     }
     assert json.dumps(table())

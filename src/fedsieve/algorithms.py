@@ -63,11 +63,10 @@ class Algorithm:
         """This algorithm's row of Table 1, read off the parts themselves."""
         options = Options()
         sampler, scheme, filter = self.sampler(options), self.averaging(options), self.filter(options)
-        filtered = not isinstance(filter, KeepAll)
-        averaging = filter.formula or _formula(scheme, "S_opt" if filtered else "S_t")
+        averaging = filter.formula or _formula(scheme, "S_opt" if filter.chooses else "S_t")
         return {
             "title": self.title,
-            "model_filter": filtered,
+            "model_filter": filter.chooses,
             "prior_knowledge": sampler.uses_prior_knowledge,
             "sampling": "nobody: the server's validation data" if self.at_server else sampler.notation,
             "objective": type(self.objective(options)).__name__.lower(),

@@ -76,6 +76,9 @@ class ModelFilter(ABC):
     formula: str = ""
     """How it averages, where it has weights of its own."""
 
+    chooses: bool = True
+    """Whether it may leave a model out."""
+
     needs_logits: bool = True
     needs_models: bool = False
 
@@ -98,6 +101,7 @@ class ModelFilter(ABC):
 class KeepAll(ModelFilter):
     """No filter: every model is believed."""
 
+    chooses = False
     needs_logits = False
 
     def select(self, candidates: Candidates) -> Selection:

@@ -25,7 +25,7 @@ class FineTuning(Stepping):
         super().__init__(steps, batch, rate)
         self.filter = filter or KeepAll()
         self.formula = f"{self.filter.formula or 'as FedPdp'}, then SGD on validation data"
-        self.needs_logits = self.filter.needs_logits
+        self.chooses, self.needs_logits = self.filter.chooses, self.filter.needs_logits
 
     def select(self, candidates: Candidates) -> Selection:
         """Whom the filter keeps, and the model after the last step."""
