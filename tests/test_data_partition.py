@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsieve.data import Partition, mislabel, partition, validation_split
+from fedsieve.data import Partition, even_out, mislabel, partition, validation_split
 from fedsieve.data.partition import SCHEMES, _draw_classes
 from fedsieve.errors import InvalidSetting
 
@@ -393,3 +393,26 @@ def test_a_wrong_label_is_any_other_with_equal_chance() -> None:
 def test_one_class_has_no_wrong_labels() -> None:
     with pytest.raises(InvalidSetting, match=r"validation_errors: 0\.5 .* one class alone"):
         mislabel(np.zeros(4, dtype=np.int64), np.arange(4), 0.5, 1, seed=0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.integers(0, 1000))
+def test_evened_out_classes_come_up_as_often_and_their_examples_nearly_so(labels: list[int], seed: int) -> None:
+    given_labels = np.array(labels)
+    positions = even_out(given_labels, seed)
+    most = Counter(labels).most_common(1)[0][1]
+    assert Counter(given_labels[positions].tolist()) == dict.fromkeys(labels, most)
+    times = Counter(positions.tolist())
+    for label in set(labels):
+        own = [times[position] for position in np.flatnonzero(given_labels == label).tolist()]
+        assert min(own) >= 1 and max(own) - min(own) <= 1
+    assert np.array_equal(positions, even_out(given_labels, seed))
+
+
+def test_what_is_even_stays_as_it_is() -> None:
+    assert even_out(np.array([2, 0, 2, 0]), seed=0).tolist() == [0, 1, 2, 3]
+
+
+def test_only_labels_are_evened_out() -> None:
+    with pytest.raises(InvalidSetting, match=r"labels: .*float64 \[2\].* is not allowed; use integers"):
+        even_out(np.array([0.5, 1.0]), seed=0)

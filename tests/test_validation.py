@@ -70,6 +70,36 @@ def test_an_imbalanced_run_has_as_much_data_as_a_balanced_one() -> None:
     assert 0 <= fs.run(uneven).rows[-1]["validation_accuracy"] <= 1
 
 
+@pytest.mark.parametrize("errors", [0.0, 0.2])
+def test_an_evened_out_run_looks_at_every_class_as_often(errors: float) -> None:
+    flaws = {"validation_imbalance": 10.0, "validation_errors": errors}
+    plain, evened = (fs.Config(algorithm="fedca", even_classes=on, **flaws, **SETTINGS) for on in (False, True))
+    labels, held = [], []
+    for config in (plain, evened):
+        federation, engine = assemble(config)
+        assert isinstance(engine, SequentialEngine)
+        labels.append(engine.labels("validation").numpy())
+        held.append([engine.partition[client].tolist() for client in federation.clients.tolist()])
+        engine.close()
+    counts = [np.bincount(some) for some in labels]
+    assert counts[0].min() < counts[0].max() and counts[1].tolist() == [counts[0].max()] * 10
+    assert held[0] == held[1]
+    rows = fs.run(evened).rows
+    assert rows[0]["kept"] and 0 <= rows[-1]["validation_accuracy"] <= 1
+
+
+def test_who_trains_on_validation_data_as_a_client_has_it_once() -> None:
+    flaws = {"validation_imbalance": 10.0, "even_classes": True}
+    config = fs.Config(algorithm="fedpdp-server-client", **flaws, **SETTINGS)
+    federation, engine = assemble(config)
+    assert federation.server is not None and isinstance(engine, SequentialEngine)
+    own = engine.partition[federation.server.client]
+    assert len(set(own.tolist())) == len(own) == 200
+    held = sum(len(engine.partition[client]) for client in federation.clients.tolist())
+    assert federation.server.weight == pytest.approx(200 / held)
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -88,7 +118,8 @@ def test_runs_without_flaws_are_those_they_were_before_there_were_flaws(tmp_path
     history = fs.run(fs.Config(algorithm="fedavg", **SETTINGS))
     record = write_record(history, tmp_path)
     older = json.loads(record.read_text())
-    del older["config"]["validation_imbalance"], older["config"]["validation_errors"]
+    for flaw in ("validation_imbalance", "even_classes", "validation_errors"):
+        del older["config"][flaw]
     record.write_text(json.dumps(older))
     assert read_record(record).config.differences(history.config) == []
     others = [

@@ -17,6 +17,7 @@ from fedsieve.reproduction.results import Results
 from fedsieve.reproduction.validation import (
     BALANCED,
     CASES,
+    EVENED,
     IMBALANCED,
     READERS,
     REFERENCE,
@@ -42,13 +43,14 @@ def made_up(case: Case, seed: int, accuracies: Sequence[float]) -> History:
 
 
 def test_every_algorithm_meets_every_supply() -> None:
-    assert len(CASES) == len(set(CASES)) == 11 * 7
-    assert {BALANCED, *SIZES, IMBALANCED, WRONG} == set(SUPPLIES)
+    assert len(CASES) == len(set(CASES)) == 11 * 8
+    assert {BALANCED, *SIZES, IMBALANCED, EVENED, WRONG} == set(SUPPLIES)
     full = study(rounds=None, quick=False)
     configs = [Case("fedca", supply).config(full, 5) for supply in SUPPLIES]
-    assert [config.validation_per_class for config in configs] == [5, 20, 50, 100, 500, 100, 100]
-    assert [config.validation_imbalance for config in configs] == [1, 1, 1, 1, 1, 10, 1]
-    assert [config.validation_errors for config in configs] == [0, 0, 0, 0, 0, 0, 0.1]
+    assert [config.validation_per_class for config in configs] == [5, 20, 50, 100, 500, 100, 100, 100]
+    assert [config.validation_imbalance for config in configs] == [1, 1, 1, 1, 1, 10, 10, 1]
+    assert [config.even_classes for config in configs] == [False] * 6 + [True, False]
+    assert [config.validation_errors for config in configs] == [0, 0, 0, 0, 0, 0, 0, 0.1]
     one = configs[0]
     assert (one.dataset, one.model, one.rounds, one.score, one.seed) == ("cifar10", "cnn", 60, "cross-entropy", 5)
     assert (one.clients, one.ratio, one.heterogeneity, one.alpha) == (20, 0.4, "class", 0.1)
@@ -67,7 +69,8 @@ def test_the_readers_are_those_that_need_validation_data() -> None:
 def test_bundled_data_allows_every_supply() -> None:
     for supply in SUPPLIES:
         _, engine = assemble(Case("fedca", supply).config(study(), 0))
-        assert len(engine.labels("validation")) == 10 * supply.per_class(study())
+        of_class = engine.labels("validation").bincount()
+        assert of_class.sum() == 10 * (of_class.max() if supply.evened else supply.per_class(study()))
         engine.close()
 
 
@@ -75,13 +78,13 @@ def test_the_best_of_each_column_is_marked() -> None:
     runs = [made_up(Case("fedca", SIZES[0]), seed, [0, accuracy]) for seed, accuracy in enumerate((60, 70))]
     runs += [made_up(Case("fedsieve", SIZES[0]), 0, [0, 64]), made_up(Case("fedsieve", WRONG), 0, [0, 50])]
     table = validation_table(Results(study(), CASES, runs))
-    assert table.headings == ("Algorithm", "1", "2", "5", "10", "30", "10, uneven", "10, wrong")
+    assert table.headings == ("Algorithm", "1", "2", "5", "10", "30", "10, uneven", "10, evened", "10, wrong")
     assert [row[0] for row in table.rows] == [algorithms.find(name).title for name in (REFERENCE, *READERS)]
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["FedCA"] == ("65.0 ± 7.1", *["–"] * 6) and rows["FedSieve"] == ("64.0", *["–"] * 5, "50.0")
+    assert rows["FedCA"] == ("65.0 ± 7.1", *["–"] * 7) and rows["FedSieve"] == ("64.0", *["–"] * 6, "50.0")
     lines = table.markdown().splitlines()
-    assert "| FedCA | **65.0 ± 7.1** | – | – | – | – | – | – |" in lines
-    assert "| FedSieve | 64.0 | – | – | – | – | – | **50.0** |" in lines
+    assert "| FedCA | **65.0 ± 7.1** | – | – | – | – | – | – | – |" in lines
+    assert "| FedSieve | 64.0 | – | – | – | – | – | – | **50.0** |" in lines
 
 
 def test_validation_and_test_accuracy_are_drawn_where_they_are_known() -> None:

@@ -29,6 +29,7 @@ PANELS = {
         "validation_errors",
         "min_updates",
     ),
+    "Judging models": ("score", "scored_by", "search", "even_classes"),
     "Local training": (
         "local_epochs",
         "local_steps",
@@ -41,7 +42,7 @@ PANELS = {
         "precision",
     ),
     "Devices and hostile clients": ("system", "deadline", "attack", "hostile", "byzantine"),
-    "Readings of the paper": ("mu", "score", "scored_by", "search", "coefficients", "refresh"),
+    "Readings of the paper": ("mu", "coefficients", "refresh"),
     "Where, and what is noted": tuple(sorted(PLACE - {"data_dir"})),
 }
 

@@ -123,6 +123,22 @@ def validation_split(
     return np.flatnonzero(chosen), np.flatnonzero(~chosen)
 
 
+def even_out(labels: NDArray[np.integer[Any]], seed: int) -> NDArray[np.int64]:
+    """Positions `[m]` in `labels` `[n]` at which every class that is there comes up as often as the most frequent one.
+
+    Examples of a rarer class are repeated: all of them equally often, but for some, drawn from the seed, once more.
+    """
+    labels = np.asarray(labels)
+    check_labels("labels", labels)
+    present, counts = np.unique(labels, return_counts=True)
+    draws, most, positions = generator(seed, "validation evened"), int(counts.max()), []
+    for label in present:
+        own = np.flatnonzero(labels == label)
+        times, left = divmod(most, len(own))
+        positions += [np.repeat(own, times), draws.choice(own, left, replace=False)]
+    return np.sort(np.concatenate(positions))
+
+
 def mislabel(
     labels: NDArray[np.integer[Any]], places: NDArray[np.int64], share: float, classes: int, seed: int
 ) -> NDArray[np.integer[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsieve import algorithms
@@ -40,6 +40,7 @@ class Supply:
     size: int
     imbalance: float = 1.0
     errors: float = 0.0
+    evened: bool = False
 
     def per_class(self, study: Study) -> int:
         """Images per class, on average."""
@@ -48,7 +49,8 @@ class Supply:
 
 SIZES = [Supply(size) for size in range(5)]
 BALANCED, IMBALANCED, WRONG = Supply(3), Supply(3, imbalance=10.0), Supply(3, errors=0.1)
-SUPPLIES = [*SIZES, IMBALANCED, WRONG]
+EVENED = replace(IMBALANCED, evened=True)
+SUPPLIES = [*SIZES, IMBALANCED, EVENED, WRONG]
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Case:
             "algorithm": self.algorithm,
             "validation_per_class": self.supply.per_class(study),
             "validation_imbalance": self.supply.imbalance,
+            "even_classes": self.supply.evened,
             "validation_errors": self.supply.errors,
             "seed": seed,
         }

@@ -11,19 +11,30 @@ import numpy as np
 from fedsieve import algorithms
 from fedsieve.report.style import COLOURS, GRID, HOSTILE_LEFT_OUT, INK, KEPT, LEFT_OUT, new_figure, quiet
 from fedsieve.reproduction.results import Results
-from fedsieve.reproduction.validation import BALANCED, FAMILIES, IMBALANCED, READERS, REFERENCE, SIZES, WRONG, Case
+from fedsieve.reproduction.validation import (
+    BALANCED,
+    EVENED,
+    FAMILIES,
+    IMBALANCED,
+    READERS,
+    REFERENCE,
+    SIZES,
+    WRONG,
+    Case,
+)
 from fedsieve.runs import History, Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+BY_SIZE = ("#D55E00", "#009E73", "#0072B2")
 KINDS = {
     BALANCED: ("balanced", KEPT, "o"),
     IMBALANCED: (f"{IMBALANCED.imbalance:g} : 1 imbalanced", LEFT_OUT, "D"),
+    EVENED: ("the same, evened out", BY_SIZE[1], "^"),
     WRONG: (f"{100 * WRONG.errors:g} % wrong labels", HOSTILE_LEFT_OUT, "s"),
 }
-BY_SIZE = ("#D55E00", "#009E73", "#0072B2")
 DASHES: tuple[float, tuple[float, float]] = (0, (3, 1.5))
 
 
@@ -147,7 +158,7 @@ def _by_size(algorithm: str, results: Results) -> dict[int, Spread]:
 def _draw_flaws(axes: Axes, results: Results) -> None:
     """A column for each algorithm, a mark for each kind of validation data."""
     names = [REFERENCE, *READERS]
-    for (supply, (kind, shade, marker)), shift in zip(KINDS.items(), (-0.2, 0.0, 0.2), strict=True):
+    for (supply, (kind, shade, marker)), shift in zip(KINDS.items(), (-0.27, -0.09, 0.09, 0.27), strict=True):
         found = {
             name: Spread.of(list(values.values())) for name in names if (values := results.final(Case(name, supply)))
         }
@@ -162,7 +173,7 @@ def _draw_flaws(axes: Axes, results: Results) -> None:
     title = f"{BALANCED.per_class(results.study)} validation images per class, balanced and flawed"
     axes.set_title(title, fontsize=10, color=INK, loc="left")
     _calm(axes)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False, fontsize=9, labelcolor=INK)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, fontsize=9, labelcolor=INK)
 
 
 def _calm(axes: Axes) -> None:

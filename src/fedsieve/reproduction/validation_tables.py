@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedsieve.reproduction.results import Results, mean_of
 from fedsieve.reproduction.tables import Table, spread_of
-from fedsieve.reproduction.validation import IMBALANCED, READERS, REFERENCE, SUPPLIES, WRONG, Case
+from fedsieve.reproduction.validation import EVENED, IMBALANCED, READERS, REFERENCE, SUPPLIES, WRONG, Case
 
-FLAWS = {IMBALANCED: ", uneven", WRONG: ", wrong"}
+FLAWS = {IMBALANCED: ", uneven", EVENED: ", evened", WRONG: ", wrong"}
 
 
 def validation_table(results: Results) -> Table:
@@ -19,7 +19,8 @@ def validation_table(results: Results) -> Table:
         ("Algorithm", *(f"{supply.per_class(results.study)}{FLAWS.get(supply, '')}" for supply in SUPPLIES)),
         [(line[0].title, *(spread_of(results.final(cell).values()) for cell in line)) for line in lines],
         "Final test accuracy in %, mean ± standard deviation over seeds; the best of each column is marked. Uneven: as "
-        f"many in all, but the most frequent class has {IMBALANCED.imbalance:g} times as many as the rarest. Wrong: "
+        f"many in all, but the most frequent class has {IMBALANCED.imbalance:g} times as many as the rarest. Evened: "
+        "the same, those of rarer classes repeated for who looks at them, who trains on them as a client aside. Wrong: "
         f"{100 * WRONG.errors:g} % of the labels are. Validation data is taken from the training data, so the more "
         "there is, the less clients have. FedPdp never looks at it.",
         left=1,

@@ -93,10 +93,13 @@ def assemble(
     if attack is not None and not algorithm.at_server:
         _check_hostile(config, attack, len(hostile), len(clients))
     known = _mislabelled(config, dataset, validation)
+    looked_at = validation  # who trains on it as a client does has it as it is
+    if config.even_classes and len(validation):
+        looked_at = validation[data.even_out(known.train_labels[validation], config.seed)]
     seen = known if attack is None else _attacked(attack, known, partition, hostile, config.seed)
     system = _system(config, clients)
     seed = config.seed if draws is None else draws
-    engine = _engine(config, device, build, seen, partition, validation, settings, seed)
+    engine = _engine(config, device, build, seen, partition, looked_at, settings, seed)
     if attack is not None:
         engine = HostileEngine(engine, attack, frozenset(hostile.tolist()), seed, len(dataset.test_labels))
     start = None

@@ -108,6 +108,9 @@ class Config(BaseModel):
         ge=1,
         description="how many times as many validation images the most frequent class has as the rarest",
     )
+    even_classes: bool = Field(
+        False, description="repeat validation images of rarer classes until all classes have as many"
+    )
     validation_errors: float = Field(0.0, ge=0, le=1, description="share of the validation labels that are wrong")
     attack: str = Field("none", description="what hostile clients do: none, " + ", ".join(ATTACKS))
     hostile: float = Field(0.0, ge=0, le=1, description="share of the clients that are hostile")
