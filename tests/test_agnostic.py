@@ -225,3 +225,15 @@ def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
 def test_weights_that_are_no_mixture_are_refused(weights: dict[int, float]) -> None:
     with pytest.raises(InvalidSetting, match=r"^weights: "):
         begun(weights)
+
+
+def test_who_could_not_be_drawn_teaches_nothing() -> None:
+    """On Flower somebody may turn out to be another than who was asked."""
+    sampler = AgnosticSampler(exploration=0)
+    sampler.begin(0, np.array([1, 2]), np.array([0.5, 0.5]))
+    sampler.sample(1, [1, 2], 2)
+    sampler.observe(Feedback(1, [1, 7], [], {1: 0.0, 7: 1.0}))
+    assert mixture(sampler) == {1: 0.5, 2: 0.5}
+    unbegun = AgnosticSampler()
+    unbegun.observe(Feedback(1, [3], [], {3: 1.0}))
+    assert sum(mixture(unbegun).values()) == pytest.approx(1)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -48,7 +51,7 @@ class TinyEngine(Engine):
     def __init__(self) -> None:
         self.layout = Layout.of(nn.Linear(2, 1, bias=False))
         self.updates = {
-            client: Update(client, torch.tensor(model, dtype=torch.float32), LOSSES[client], seconds=client / 10)
+            client: Update(client, torch.tensor(model, dtype=torch.float32), LOSSES[client])
             for client, model in RETURNED.items()
         }
         self.asked: list[tuple[list[float], list[int], int]] = []
@@ -168,9 +171,7 @@ def test_one_round_of_each_algorithm_by_hand(
     assert played.score == score
     assert played.train_loss == pytest.approx(0.2)
     assert played.excluded == {}
-    assert sampler.told == [
-        Feedback(1, asked, kept, {10: 0.1, 20: 0.2, 30: 0.3}, durations={10: 1.0, 20: 2.0, 30: 3.0})
-    ]
+    assert sampler.told == [Feedback(1, asked, kept, {10: 0.1, 20: 0.2, 30: 0.3})]
 
 
 def test_the_plain_mean_is_an_option_and_counts_who_is_drawn_twice() -> None:
@@ -319,7 +320,7 @@ def test_a_bad_client_is_left_out_with_a_reason_and_not_rewarded(kind: str, reas
     assert played.coefficients.clients.tolist() == pytest.approx([0.2, 0.8])
     assert here.model.tolist() == pytest.approx([0.2 * 3 + 0.8 * 1, -1.0])
     assert played.train_loss == pytest.approx((0.1 + 0.3 + 0.4) / 3)
-    assert set(sampler.told[0].losses) == set(sampler.told[0].durations) == {10, 30, 40}
+    assert set(sampler.told[0].losses) == {10, 30, 40} and not sampler.told[0].durations
     learnt = dict(zip(sampler.state_dict()["clients"], sampler.state_dict()["mean"], strict=True))
     assert learnt == {k: (first[k] + (k in (10, 40))) / 2 for k in CLIENTS.tolist()}
 
@@ -345,7 +346,7 @@ SAMPLERS: dict[str, Callable[[], ClientSampler]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_round_with_too_few_models_leaves_everything_as_it_was(name: str) -> None:
+def test_a_lost_round_changes_nothing_but_what_the_sampler_knows_of_those_who_failed(name: str) -> None:
     def halfway(engine: TinyEngine) -> Federation:
         here = federation(SAMPLERS[name](), CombinatorialFilter(), engine=engine, ratio=0.5, min_updates=1)
         for round in (1, 2, 3):
@@ -353,23 +354,41 @@ def test_a_round_with_too_few_models_leaves_everything_as_it_was(name: str) -> N
         return here
 
     engine = TinyEngine()
-    disturbed, undisturbed = halfway(engine), halfway(TinyEngine())
-    model, state = disturbed.model.clone(), disturbed.sampler.state_dict()
-    healthy = dict(engine.updates)
+    disturbed, expected = halfway(engine), halfway(TinyEngine()).sampler
+    model, healthy = disturbed.model.clone(), dict(engine.updates)
+    expected.observe(Feedback(4, expected.sample(4, CLIENTS, 2), kept=[]))
     engine.updates = {client: broken(client, "exception") for client in healthy}
     with pytest.raises(TooFewUpdates) as caught:
         disturbed.play(4)
     assert "round 4: 0 usable models" in str(caught.value)
     assert "ValueError: no such file" in str(caught.value) and "\n" not in str(caught.value)
     assert torch.equal(disturbed.model, model)
-    assert disturbed.sampler.state_dict() == state
+    assert disturbed.sampler.state_dict() == expected.state_dict()
 
     engine.updates = healthy
-    for round in (4, 5, 6):
-        again, expected = disturbed.play(round), undisturbed.play(round)
-        assert (again.sampled, again.kept) == (expected.sampled, expected.kept)
-    assert torch.equal(disturbed.model, undisturbed.model)
-    assert disturbed.sampler.state_dict() == undisturbed.sampler.state_dict()
+    assert disturbed.play(5).sampled == expected.sample(5, CLIENTS, 2).tolist()
+
+
+def test_a_bandit_turns_away_from_a_client_whose_rounds_are_lost() -> None:
+    engine = TinyEngine()
+    engine.updates[20] = broken(20, "exception")
+    here = federation(UCBSampler(), engine=engine, ratio=0.25)
+    asked = []
+    for round in range(1, 41):
+        with suppress(TooFewUpdates):
+            here.play(round)
+        asked.append(engine.asked[-1][1][0])
+    times = Counter(asked)
+    assert times[20] < min(times[10], times[30], times[40])
+    assert max(len(list(same)) for client, same in groupby(asked) if client == 20) < 10
+
+
+def test_only_those_who_failed_are_blamed_for_a_lost_round() -> None:
+    engine, sampler = TinyEngine(), Ask(10, 20, 30)
+    engine.updates[30] = broken(30, "nan")
+    with pytest.raises(TooFewUpdates):
+        federation(sampler, engine=engine, min_updates=3).play(1)
+    assert sampler.told == [Feedback(1, [30], [])]
 
 
 @pytest.mark.parametrize("kind", ["nan", "logits"])
@@ -383,7 +402,7 @@ def test_the_minimum_counts_usable_models(kind: str) -> None:
         here.play(1)
 
 
-def test_a_round_with_too_few_models_for_its_filter_leaves_everything_as_it_was() -> None:
+def test_a_round_with_too_few_models_for_its_filter_leaves_the_model_as_it_was() -> None:
     """Krum needs 2·0 + 3 models; in the second round two come back, which is enough for the run."""
     engine, sampler = TinyEngine(), Ask(10, 20, 30)
     here = federation(sampler, Krum(0), engine=engine)
@@ -396,7 +415,7 @@ def test_a_round_with_too_few_models_for_its_filter_leaves_everything_as_it_was(
         "round 2: Krum has 2 usable models, n ≥ 2f + 3 needed with f = byzantine = 0 (client 20: dropped out)"
     )
     assert caught.value.excluded == {20: "dropped out"}
-    assert torch.equal(here.model, model) and len(sampler.told) == 1
+    assert torch.equal(here.model, model) and sampler.told[1:] == [Feedback(2, [20], [])]
 
 
 # Filters and schemes of one's own

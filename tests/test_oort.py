@@ -142,10 +142,10 @@ def test_no_answer_by_hand() -> None:
     assert row(sampler, 12) == {"utility": 0, "round": 1, "duration": 0, "rounds": 1}
     sampler.observe(Feedback(4, [5, 9, 11], [], {5: 0.6, 9: 0.5}, {5: 1.0, 9: 4.0}))
     assert row(sampler, 11) == pytest.approx({"utility": 0.525 / 13, "round": 4, "duration": 4, "rounds": 1})
-    sampler.observe(Feedback(5, [9, 11, 20], [], {}))
-    assert row(sampler, 9) == pytest.approx({"utility": 1.5 / 13, "round": 5, "duration": 4, "rounds": 2})
-    state = sampler.state_dict()
-    assert state["loss"][state["clients"].index(20)] == pytest.approx((0.6 + 0.5 + 0.525 / 7 + 0) / 4)
+    sampler.observe(Feedback(5, [9, 11, 20], [], {}))  # 1.05 is the mean of those who have answered before
+    assert row(sampler, 9) == pytest.approx({"utility": 2 / 3 * 1.05 / 13, "round": 5, "duration": 4, "rounds": 2})
+    assert row(sampler, 11) == pytest.approx({"utility": 1 / 3 * 1.05 / 13, "round": 5, "duration": 4, "rounds": 2})
+    assert row(sampler, 20) == pytest.approx({"utility": 1 / 2 * 1.05 / 13, "round": 5, "duration": 4, "rounds": 1})
     sampler.device_times = lambda clients: (np.ones(clients.size), clients.astype(np.float64), np.ones(clients.size))
     sampler.observe(Feedback(6, [5, 9, 12], [], {5: 0.6}, {5: 1.0}))
     assert row(sampler, 9) == pytest.approx({"utility": 2 / 4 * 0.6 / 13, "round": 6, "duration": 11, "rounds": 3})
@@ -177,6 +177,20 @@ def test_chances_are_proportional_to_utility_among_those_above_the_cut_off() -> 
     total = 0.96 + 0.98 + 1 + 1
     expected = {0: 4000 * 0.96 / total, 1: 4000 * 0.98 / total, 3: 4000 / total, 4: 4000 / total}
     assert sum((seen[i] - expected[i]) ** 2 / expected[i] for i in expected) < 16.27  # 3 degrees of freedom, p = 0.001
+
+
+def test_a_useful_client_is_asked_more_often_than_others_that_pass_the_cut_off() -> None:
+    """Two places; utilities 10, 1, 1, 1 pass, as 1 is the second highest, and are clipped at their 95th percentile."""
+    sampler = begun(dict.fromkeys(range(4), 1.0), pacer_step=100)
+    losses = {0: 10.0, 1: 1.0, 2: 1.0, 3: 1.0}
+    sampler.observe(Feedback(1, list(losses), [], losses, dict.fromkeys(losses, 1.0)))
+    small = 1 / np.quantile(list(losses.values()), 0.95)
+    left_out = 3 * small / (1 + 3 * small) * 2 * small / (1 + 2 * small)
+    times = 0
+    for seed in range(2000):
+        sampler.seed = seed
+        times += 0 in sampled(sampler, 1, [0, 1, 2, 3], 2)
+    assert times / 2000 == pytest.approx(1 - left_out, abs=0.02)  # four standard deviations; by chance it would be 0.5
 
 
 def test_untried_clients_are_tried_equally_often() -> None:

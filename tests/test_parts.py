@@ -11,7 +11,9 @@ import torch
 from conftest import Typed
 
 import fedsieve as fs
+from fedsieve.algorithms import Options
 from fedsieve.attacks import ATTACKS
+from fedsieve.errors import InvalidSetting
 from fedsieve.filtering import Krum
 from fedsieve.parts import FILTERS, SAMPLERS
 from fedsieve.runs import assemble, pretrain_favor
@@ -134,3 +136,9 @@ def test_liars_are_counted_among_clients_that_hold_data() -> None:
     filter = federation.sieve.filter
     assert len(federation.clients) < 40 and isinstance(filter, Krum)
     assert filter.byzantine == int(0.2 * federation.per_round + 0.5) == 1
+
+
+@pytest.mark.parametrize("name", ["discounted-ucb", "window-ucb", "discounted-thompson", "window-thompson"])
+def test_bandits_that_forget_refuse_the_stale_reading(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^refresh: 'stale' is not allowed; use 'fresh' where memory fades$"):
+        SAMPLERS[name].make(Options(refresh="stale"))

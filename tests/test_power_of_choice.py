@@ -19,14 +19,19 @@ from fedsieve.engines import SequentialEngine
 from fedsieve.errors import InvalidSetting
 from fedsieve.runs import assemble
 from fedsieve.sampling import Feedback, PowerOfChoiceSampler
+from fedsieve.sampling.base import Ids
 from fedsieve.sampling.power_of_choice import Losses
 from fedsieve.sampling.weighted import drawn_by_weight
 
 
 def begun(
-    weights: dict[int, float], candidates: int | None = None, losses: Losses = "last", seed: int = 3
+    weights: dict[int, float],
+    candidates: int | None = None,
+    losses: Losses = "last",
+    seed: int = 3,
+    mini_batch: int = 64,
 ) -> PowerOfChoiceSampler:
-    sampler = PowerOfChoiceSampler(candidates, losses)
+    sampler = PowerOfChoiceSampler(candidates, losses, mini_batch=mini_batch)
     sampler.begin(seed, np.array(list(weights), dtype=np.int64), np.array(list(weights.values()), dtype=np.float64))
     return sampler
 
@@ -163,10 +168,35 @@ def test_losses_of_the_current_model_must_come_from_somewhere(losses: Losses) ->
         begun({1: 1, 2: 1}, losses=losses).sample(1, [1, 2], 1)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros(3), np.array([0.5, np.nan])])
-def test_wrong_local_losses_are_refused(wrong: NDArray[np.float64]) -> None:
+def test_who_has_no_loss_comes_last() -> None:
+    sampler = begun({1: 1, 2: 1, 3: 1}, losses="exact", candidates=3)
+    sampler.local_losses = lambda round, candidates, examples: np.array([np.nan, 0.0, -1.0])
+    assert sampler.sample(1, [1, 2, 3], 2).tolist() == [2, 3]
+    assert sampler.sample(1, [1, 2, 3], 3).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("losses", "examples"), [("exact", None), ("mini-batch", 7)])
+def test_a_mini_batch_is_asked_for_where_it_is_wanted(losses: Losses, examples: int | None) -> None:
+    sampler = begun({1: 1, 2: 1}, losses=losses, mini_batch=7)
+    asked: list[int | None] = []
+
+    def local_losses(round: int, candidates: Ids, examples: int | None) -> NDArray[np.float64]:
+        asked.append(examples)
+        return np.zeros(candidates.size)
+
+    sampler.local_losses = local_losses
+    sampler.sample(1, [1, 2], 1)
+    assert asked == [examples]
+
+
+def test_a_mini_batch_has_an_example() -> None:
+    with pytest.raises(InvalidSetting, match=r"^mini_batch: 0 is not allowed; use 1 or more examples$"):
+        PowerOfChoiceSampler(losses="mini-batch", mini_batch=0)
+
+
+def test_wrong_local_losses_are_refused() -> None:
     sampler = begun({1: 1, 2: 1}, losses="mini-batch")
-    sampler.local_losses = lambda round, candidates, examples: wrong
+    sampler.local_losses = lambda round, candidates, examples: np.zeros(3)
     with pytest.raises(InvalidSetting) as caught:
         sampler.sample(1, [1, 2], 1)
     assert caught.value.field == "local_losses"
@@ -200,3 +230,31 @@ def test_a_run_asks_the_clients_for_the_losses_of_its_model() -> None:
     assert isinstance(sampler, PowerOfChoiceSampler)
     sampler.candidates = 10  # then losses alone decide
     assert federation.play(1).sampled == sorted(np.argsort(by_hand)[-4:].tolist())
+
+
+@pytest.mark.parametrize("sampler", ["power-of-choice-exact", "power-of-choice-batch"])
+def test_a_client_whose_data_the_model_cannot_take_ends_nothing(sampler: str) -> None:
+    class Picky(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if (x == 7).any():
+                raise ValueError("a seven")
+            return torch.nn.functional.linear(x, self.layer.weight, self.layer.bias)
+
+    inputs = np.random.default_rng(0).standard_normal((80, 2)).astype(np.float32)
+    inputs[5, 0], inputs[25, 1] = np.nan, 7
+    mine = fs.data.Dataset.from_arrays(inputs, np.arange(80) % 2, inputs[40:] * 0, np.arange(40) % 2)
+    settings = {
+        "algorithm": "fedpdp",
+        "heterogeneity": "iid",
+        "clients": 4,
+        "ratio": 0.75,
+        "rounds": 3,
+        "augment": False,
+    }
+    config = fs.Config(sampler=sampler, validation_per_class=0, device="cpu", local_epochs=1, **settings)
+    rows = fs.run(config, model=Picky(), dataset=mine).rows
+    assert len(rows) == 3 and all(row["kept"] for row in rows)

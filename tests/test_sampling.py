@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -158,19 +159,60 @@ def test_other_rounds_and_other_seeds_ask_others(name: str) -> None:
 
 @every_sampler
 def test_sampling_touches_no_global_generator(name: str) -> None:
-    before = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
-    sampled(begun(name, list(range(9))), 1, list(range(9)), 3)
-    after = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
-    assert np.array_equal(before["key"], after["key"]) and before["pos"] == after["pos"]
+    def states() -> tuple[Any, ...]:
+        of_numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+        return random.getstate(), of_numpy["key"].tolist(), of_numpy["pos"], torch.get_rng_state().tolist()
+
+    before, clients = states(), list(range(9))
+    sampler = begun(name, clients)
+    for round in range(1, 31):
+        asked = sampled(sampler, round, clients, 3)
+        losses = {} if name == "favor" else {client: 1.0 + client for client in asked}
+        sampler.observe(Feedback(round, asked, asked[:1], losses, losses))
+    assert states() == before
+
+
+@every_sampler
+def test_a_second_run_knows_nothing_of_the_first(name: str) -> None:
+    clients = list(range(12))
+    used, new = begun(name, clients), begun(name, clients)
+    fresh = json.dumps(new.state_dict())
+    play(used, range(1, 20), clients, 4)
+    assert json.dumps(used.state_dict()) != fresh or not used.state_dict() or name == "agnostic"
+    used.begin(3, np.array(clients, dtype=np.int64), np.arange(1, len(clients) + 1, dtype=np.float64))
+    assert json.dumps(used.state_dict()) == fresh
+    assert play(used, range(1, 20), clients, 4) == play(new, range(1, 20), clients, 4)
+
+
+@every_sampler
+def test_beliefs_are_those_of_their_round_for_ever(name: str) -> None:
+    clients = list(range(6))
+    sampler = begun(name, clients)
+    play(sampler, range(1, 9), clients, 3)
+    beliefs = sampler.beliefs(8)
+    if beliefs is None:
+        return
+    then = [part.tolist() for part in (beliefs.clients, beliefs.mean, beliefs.width)]
+    losses = {} if name == "favor" else dict.fromkeys(clients, 2.0)
+    sampler.observe(Feedback(9, clients, clients[:2], losses, losses))
+    assert [part.tolist() for part in (beliefs.clients, beliefs.mean, beliefs.width)] == then
+
+
+@every_sampler
+def test_a_round_in_which_nobody_could_be_reached_is_no_trouble(name: str) -> None:
+    clients = list(range(6))
+    sampler = begun(name, clients)
+    sampler.observe(Feedback(1, [], []))
+    assert len(sampled(sampler, 2, clients, 3)) == 3
 
 
 @every_sampler
 def test_clients_may_come_and_go(name: str) -> None:
     everyone = list(range(12))
     sampler = begun(name, everyone)
-    random = np.random.default_rng(0)
+    draws = np.random.default_rng(0)
     for round in range(1, 60):
-        there = random.choice(everyone, size=int(random.integers(4, 13)), replace=False).tolist()
+        there = draws.choice(everyone, size=int(draws.integers(4, 13)), replace=False).tolist()
         asked = sampled(sampler, round, there, 4)
         assert len(asked) == 4 and set(asked) <= set(there)
         sampler.observe(Feedback(round, asked, [client for client in asked if client % 2]))

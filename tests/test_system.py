@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from fedsieve.clients import LocalTraining
 from fedsieve.errors import InvalidSetting, MissingData, TooFewUpdates
 from fedsieve.runs import RunDirectory, assemble
 from fedsieve.runs.assembly import split_data
-from fedsieve.sampling import Feedback, UniformSampler
+from fedsieve.sampling import (
+    ClientSampler,
+    CSUCBQSampler,
+    CSUCBSampler,
+    FedCSSampler,
+    Feedback,
+    OortSampler,
+    UniformSampler,
+)
 from fedsieve.system import SystemModel
 
 HEAD = "client,examples_per_second,download_mbit,upload_mbit,availability,dropout\n"
@@ -287,3 +296,39 @@ def test_who_has_the_model_already_is_not_late_for_having_had_to_get_it(tmp_path
     )
     assert any(reason.startswith("too late") for reason in plain["excluded"].values())
     assert evaluated["excluded"] == {} and evaluated["simulated"]["seconds"] == pytest.approx(size / 125_000, rel=0.01)
+
+
+def test_who_drops_out_has_nothing_to_do_with_who_is_there_or_with_other_rounds() -> None:
+    clients = np.arange(4000)
+    system = replace(SystemModel.drawn(0, clients), availability=np.full(4000, 0.5), dropout=np.full(4000, 0.5))
+    there = [np.isin(clients, system.available(round, clients)) for round in (1, 2)]
+    dropped = [np.isin(clients, system.dropped(round, clients)) for round in (1, 2)]
+    for one, other in ((there[0], dropped[0]), (dropped[0], dropped[1]), (there[0], there[1])):
+        assert 0.4 < one.mean() < 0.6 and abs(np.corrcoef(one, other)[0, 1]) < 0.06  # some four standard deviations
+
+
+def test_devices_are_their_clients_in_whatever_order_they_are_listed(tmp_path: Path) -> None:
+    file = trace(tmp_path, "7,10,8,8,1,0\n4,100,8,8,1,0\n")
+    for system in (SystemModel.from_trace(file, 0, np.array([7, 4])), SystemModel.drawn(0, np.array([7, 4]))):
+        examples = np.array([100, 100])
+        taken = system.seconds(np.array([4, 7]), examples, 0)
+        assert taken[::-1].tolist() == system.seconds(np.array([7, 4]), examples, 0).tolist()
+    assert SystemModel.from_trace(file, 0, np.array([7, 4])).seconds(np.array([7]), examples[:1], 0) == 10
+
+
+@pytest.mark.parametrize("sampler", [CSUCBSampler(), CSUCBQSampler(0.2), FedCSSampler(9.0)])
+def test_a_sampler_that_goes_by_time_is_refused_without_devices(sampler: ClientSampler, tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidSetting, match=rf"^sampler: '{type(sampler).__name__}' is not allowed; use it with a system"
+    ):
+        fs.run(config(), sampler=sampler, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_devices_no_sampler_hears_of_time() -> None:
+    """Of a computer's own speed, which differs from run to run, least of all."""
+    sampler = Watching()
+    fs.run(config(), sampler=sampler)
+    assert sampler.told[0].losses and not any(feedback.durations for feedback in sampler.told)
+    rows = [fs.run(config(rounds=8), sampler=OortSampler()).rows for _ in range(2)]
+    assert [row["sampled"] for row in rows[0]] == [row["sampled"] for row in rows[1]]

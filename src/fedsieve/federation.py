@@ -79,8 +79,8 @@ class Federation:
     says how each model does on each class even if no filter looks at that.
 
     With a `system` only clients that can be reached are asked, some of them drop out, those that would take longer than
-    `deadline` seconds are not waited for, and samplers hear of simulated seconds. `examples` [n] is how many examples
-    each client trains on in a round. A `model` [size] takes the place of the engine's initial one.
+    `deadline` seconds are not waited for, and samplers hear of simulated seconds; without one, of none. `examples` [n]
+    is how many examples each client trains on in a round. A `model` [size] takes the place of the engine's initial one.
     """
 
     def __init__(
@@ -159,8 +159,7 @@ class Federation:
         self.model = self.momentum.step(self.model, average)
 
         with phase("sample"), single_thread():
-            durations = seconds or {update.client: update.seconds for update in updates}
-            durations = {client: durations[client] for client in sifted.losses}
+            durations = {client: seconds[client] for client in sifted.losses if client in seconds}
             answers = {update.client: update for update in updates}
             models = Models([answers[client] for client in sifted.losses]) if self.sampler.needs_models else ()
             self.sampler.observe(Feedback(round, sampled, sifted.kept, sifted.losses, durations, models))
@@ -188,7 +187,9 @@ class Federation:
         answered: int,
         began: float,
     ) -> RoundLost:
-        """Nobody is kept and nothing learnt, but the time is gone."""
+        """Nobody is kept and the time is gone; the sampler learns who failed, or it would ask the same again."""
+        failed = [client for client in sampled if client in problem.excluded]
+        self.sampler.observe(Feedback(round, failed, kept=[]))
         return RoundLost(
             problem,
             Round(

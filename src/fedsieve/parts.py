@@ -107,10 +107,18 @@ SAMPLERS: dict[str, Part[ClientSampler]] = {
     "proportional": Part(lambda options: ProportionalSampler(), "Li et al. 2020 (MLSys)", by_size=True),
     "ucb": Part(lambda options: UCBSampler(refresh=options.refresh), PAPER),
     "thompson": Part(lambda options: ThompsonSampler(refresh=options.refresh), PAPER),
-    "discounted-ucb": Part(lambda options: UCBSampler(memory=Memory(DISCOUNT)), "Garivier & Moulines 2011"),
-    "window-ucb": Part(lambda options: UCBSampler(memory=Memory(window=WINDOW)), "Garivier & Moulines 2011"),
-    "discounted-thompson": Part(lambda options: ThompsonSampler(memory=Memory(DISCOUNT)), "Raj & Kalyani 2017"),
-    "window-thompson": Part(lambda options: ThompsonSampler(memory=Memory(window=WINDOW)), "Trovò et al. 2020"),
+    "discounted-ucb": Part(
+        lambda options: UCBSampler(options.refresh, memory=Memory(DISCOUNT)), "Garivier & Moulines 2011"
+    ),
+    "window-ucb": Part(
+        lambda options: UCBSampler(options.refresh, memory=Memory(window=WINDOW)), "Garivier & Moulines 2011"
+    ),
+    "discounted-thompson": Part(
+        lambda options: ThompsonSampler(options.refresh, memory=Memory(DISCOUNT)), "Raj & Kalyani 2017"
+    ),
+    "window-thompson": Part(
+        lambda options: ThompsonSampler(options.refresh, memory=Memory(window=WINDOW)), "Trovò et al. 2020"
+    ),
     "power-of-choice": Part(lambda options: PowerOfChoiceSampler(), "Cho et al. 2020", by_size=True),
     "power-of-choice-exact": Part(
         lambda options: PowerOfChoiceSampler(losses="exact"), "Cho et al. 2020", losses=True, by_size=True

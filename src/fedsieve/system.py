@@ -50,6 +50,8 @@ class SystemModel:
         """Log-normal speeds and bandwidths, availability from a Beta distribution; each client's own draws."""
         from scipy.special import betaincinv, ndtri
 
+        clients = np.sort(clients)
+
         def log_normal(what: str, median: float) -> NDArray[np.float64]:
             values: NDArray[np.float64] = median * np.exp(SPREAD * ndtri(keys(seed, what, 0, clients)))
             return values
@@ -67,7 +69,7 @@ class SystemModel:
     @classmethod
     def from_trace(cls, path: Path, seed: int, clients: NDArray[np.int64]) -> SystemModel:
         """From a CSV file with a line per client and the columns of `COLUMNS`."""
-        rows = _read(path)
+        rows, clients = _read(path), np.sort(clients)
         if missing := [client for client in clients.tolist() if client not in rows]:
             raise InvalidSetting("system", str(path), f"a trace with a line for every client; {missing[0]} has none")
         table = np.array([rows[client] for client in clients.tolist()]).reshape(-1, 5).T

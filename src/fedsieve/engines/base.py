@@ -34,8 +34,6 @@ class Trained(Returned, Protocol):
     """What an engine returns of a client: an `Update`, or one whose model lies elsewhere."""
 
     @property
-    def seconds(self) -> float: ...  # noqa: D102
-    @property
     def error(self) -> str | None: ...  # noqa: D102
 
 
@@ -46,7 +44,6 @@ class Update:
     client: int
     model: Tensor | None
     loss: float = float("nan")
-    seconds: float = 0.0
     error: str | None = None
 
     def problem(self, like: Tensor) -> str | None:

@@ -38,9 +38,9 @@ class HostileEngine(Engine):
         models = {update.client: trained for update in updates if (trained := update.model) is not None}
         lies = self._lies(model, models, liars.intersection(models), round)
         return [
-            Update(update.client, lies[update.client], update.loss, update.seconds)
+            Update(update.client, lies[update.client], update.loss)
             if update.client in lies
-            else Update(update.client, models.get(update.client), update.loss, update.seconds, update.error)
+            else Update(update.client, models.get(update.client), update.loss, update.error)
             for update in updates
         ]
 

@@ -146,18 +146,15 @@ class LanesEngine(SequentialEngine):
         trained = torch.empty(len(clients), self.layout.size, device=self.device)
         losses = torch.zeros(len(clients), dtype=torch.float64, device=self.device)
         errors: dict[int, str] = {}
-        clocks = [(_event(), _event()) for _ in clients]
         steps = [self.settings.step_count(len(self.partition[client])) for client in clients]
 
         def take_turns(lane: Lane, mine: Sequence[int]) -> Iterator[None]:
             for place in mine:
-                clocks[place][0].record(lane.stream)
                 try:
                     plan = Plan(self.settings, self.partition[clients[place]], self.seed, round, clients[place])
                     yield from self._train_one_in(lane, plan, trained[place], losses[place])
                 except Exception as error:
                     errors[place] = one_line(error)
-                clocks[place][1].record(lane.stream)
 
         main = torch.cuda.current_stream(self.device)
         packed = zip(self._lanes, pack(steps, len(self._lanes)), strict=True)
@@ -176,10 +173,10 @@ class LanesEngine(SequentialEngine):
             main.wait_stream(lane.stream)
         mean_losses = losses.tolist()
         return [
-            Update(client, None, seconds=begun.elapsed_time(done) / 1000, error=errors[place])
+            Update(client, None, error=errors[place])
             if place in errors
-            else Update(client, trained[place], mean_losses[place], begun.elapsed_time(done) / 1000)
-            for place, (client, (begun, done)) in enumerate(zip(clients, clocks, strict=True))
+            else Update(client, trained[place], mean_losses[place])
+            for place, client in enumerate(clients)
         ]
 
     def _train_one_in(self, lane: Lane, plan: Plan, model: Tensor, loss: Tensor) -> Iterator[None]:
@@ -265,7 +262,3 @@ def resident(dataset: Dataset, split: str, device: torch.device) -> tuple[Tensor
             )
             torch.cuda.current_stream(device).synchronize()  # others read it on streams of their own
         return held[split, device]
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

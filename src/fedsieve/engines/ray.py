@@ -75,7 +75,6 @@ class Elsewhere:
 
     client: int
     loss: float
-    seconds: float
     error: str | None
     fetch: Callable[[int], Tensor] = field(repr=False)
 
@@ -142,7 +141,7 @@ class RayEngine(Engine):
         self._holder = {}
         trained = self._train(clients)
         return [
-            Elsewhere(client, done.loss, done.seconds, done.error, self._fetch)
+            Elsewhere(client, done.loss, done.error, self._fetch)
             for client, done in ((client, trained[client]) for client in clients)
         ]
 
@@ -238,7 +237,7 @@ class RayEngine(Engine):
             for client in (client for share in shares.values() for client in share if client not in trained):
                 lost[client] += 1
                 if lost[client] == LOST_TOGETHER + LOST_ALONE:
-                    trained[client] = Trained(client, float("nan"), 0.0, f"lost its Ray actor {lost[client]} times")
+                    trained[client] = Trained(client, float("nan"), f"lost its Ray actor {lost[client]} times")
         return trained
 
     def _share_out(self, clients: Sequence[int], no_room: Collection[tuple[int, Actor]]) -> dict[Actor, list[int]]:

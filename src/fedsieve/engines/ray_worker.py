@@ -42,7 +42,6 @@ class Trained:
 
     client: int
     loss: float
-    seconds: float
     error: str | None
 
     @property
@@ -80,7 +79,7 @@ class RayWorker:
             if problem is None:
                 assert update.model is not None
                 self.held[update.client] = update.model
-            done.append(Trained(update.client, update.loss, update.seconds, problem))
+            done.append(Trained(update.client, update.loss, problem))
         return done, time.perf_counter() - began
 
     def logits(self, clients: Sequence[int], data: Literal["validation", "test"]) -> NDArray[Any]:

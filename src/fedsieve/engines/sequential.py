@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal
@@ -22,6 +23,8 @@ from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.randomness import generator, torch_draws
 from fedsieve.threads import single_thread
 from fedsieve.vector import Layout, Vectors
+
+log = logging.getLogger("fedsieve")
 
 
 class SequentialEngine(Engine):
@@ -87,13 +90,12 @@ class SequentialEngine(Engine):
         round: int,
         batches: Sequence[NDArray[np.int64]] | None = None,
     ) -> Update:
-        began = time.perf_counter()
         try:
             inputs, labels = self._examples("train", np.sort(self.partition[client]))
             trained, loss = trainer.train(model, inputs, labels, self.seed, round, client, batches)
         except Exception as error:
-            return Update(client, None, seconds=time.perf_counter() - began, error=one_line(error))
-        return Update(client, trained, loss, time.perf_counter() - began)
+            return Update(client, None, error=one_line(error))
+        return Update(client, trained, loss)
 
     def _new_trainer(self, module: nn.Module) -> Trainer:
         own_layers = self.precision != "bf16"
@@ -163,16 +165,22 @@ class SequentialEngine(Engine):
         with torch.no_grad(), single_thread(), self._arithmetic():
             self.layout.write(model, self.module)
             for client in clients:
-                places = np.sort(self.partition[client])
-                if examples is not None and examples < len(places):
-                    random = generator(self.seed, "examples of a loss", round, client)
-                    places = np.sort(random.choice(places, examples, replace=False))
-                total = 0.0
-                for start in range(0, len(places), self.evaluation_batch):
-                    inputs, labels = self._examples("train", places[start : start + self.evaluation_batch])
-                    total += float(cross_entropy(self.module(inputs).float(), labels, reduction="sum"))
-                losses.append(total / len(places))
+                try:
+                    losses.append(self._local_loss(client, round, examples))
+                except Exception as error:
+                    log.warning("round %d: client %d has no loss: %s", round, client, one_line(error))
+                    losses.append(math.nan)
         return np.array(losses)
+
+    def _local_loss(self, client: int, round: int, examples: int | None) -> float:
+        places, total = np.sort(self.partition[client]), 0.0
+        if examples is not None and examples < len(places):
+            random = generator(self.seed, "examples of a loss", round, client)
+            places = np.sort(random.choice(places, examples, replace=False))
+        for start in range(0, len(places), self.evaluation_batch):
+            inputs, labels = self._examples("train", places[start : start + self.evaluation_batch])
+            total += float(cross_entropy(self.module(inputs).float(), labels, reduction="sum"))
+        return total / len(places)
 
     def places(self, data: Literal["validation", "test"]) -> NDArray[np.int64]:
         """Where the examples of one of the server's data sets lie in the test or training data."""

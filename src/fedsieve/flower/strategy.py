@@ -217,6 +217,8 @@ class SieveStrategy(FedAvg):
             sifted = self.sieve.sift(round, self.model, received, drawn, population, stopwatch)
         except TooFewUpdates as problem:
             log(WARNING, "aggregate_train: %s; the model stays as it was", problem)
+            failed = [client for client in self._sampled if client in problem.excluded]
+            self.sampler.observe(Feedback(round, failed, kept=[]))
             return None, self._note(round, None, received, problem.excluded)
         self.model = self.momentum.step(self.model, sifted.model)
         handed_out = self.smoothing.hand_out(self.model, round)

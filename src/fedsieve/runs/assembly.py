@@ -68,6 +68,10 @@ def assemble(
     filter = filter or algorithm.filter(options)
     if sampler is None and config.sampler != "own":
         sampler = SAMPLERS[config.sampler].make(options)
+    sampler = sampler or algorithm.sampler(options)
+    if sampler.needs_times and config.system == "none":
+        allowed = "it with a system, drawn or a CSV file: it looks at times"
+        raise InvalidSetting("sampler", type(sampler).__name__, allowed)
     readers = {
         config.algorithm: algorithm.trains_on_validation,
         type(filter).__name__: filter.looks_at_validation,
@@ -110,7 +114,7 @@ def assemble(
         clients=clients,
         weights=sizes[clients].astype(np.float64),
         ratio=config.ratio,
-        sampler=sampler or algorithm.sampler(options),
+        sampler=sampler,
         engine=engine,
         filter=filter,
         averaging=averaging or algorithm.averaging(options),

@@ -22,6 +22,7 @@ from fedsieve.engines import Engine
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.federation import Federation
 from fedsieve.filtering import accuracy
+from fedsieve.parts import FILTERS
 from fedsieve.randomness import generator
 from fedsieve.runs.assembly import assemble
 from fedsieve.runs.config import Config
@@ -93,6 +94,10 @@ class School:
     def __init__(
         self, config: Config, target: float, model: nn.Module | Callable[[], nn.Module] | None, dataset: Dataset
     ) -> None:
+        if config.filter in FILTERS and sum(FILTERS[config.filter].models) > 1:
+            raise InvalidSetting(
+                "filter", config.filter, "one that one model is enough for: agents learn with one a round"
+            )
         one_a_round = {"sampler": "own", "favor_agent": None, "ratio": 1 / config.clients, "min_updates": 1}
         self.config = Config(**config.model_dump() | one_a_round)
         self.target, self.model, self.dataset = target, model, dataset

@@ -88,16 +88,20 @@ class AgnosticSampler(ClientSampler):
         if answered.size == 0:
             return
         chance = self.chances(there)[np.searchsorted(there, answered)]
+        drawable = chance > 0  # who says to be somebody who could not be drawn teaches nothing
+        answered, losses, chance = answered[drawable], losses[drawable], chance[drawable]
         drawn = times[np.searchsorted(asked, answered)]
         before = self._mixture.read("lambda", answered, 0.0)
-        step = 0.01 / self._mixture.clients.size if self.step is None else self.step
+        step = 0.01 / max(1, self._mixture.clients.size) if self.step is None else self.step
         ahead = before + step * losses * drawn / (times.sum() * chance)
         self._mixture.write(answered, **{"lambda": ahead})
         self._mixture.columns["lambda"] = onto_simplex(self._mixture.columns["lambda"])
 
     def beliefs(self, round: int) -> Beliefs:
         """λ."""
-        return Beliefs(self._mixture.clients, self._mixture.columns["lambda"], np.zeros(self._mixture.clients.size))
+        return Beliefs(
+            self._mixture.clients, self._mixture.columns["lambda"].copy(), np.zeros(self._mixture.clients.size)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """λ by client."""

@@ -44,6 +44,14 @@ class BanditSampler(ClientSampler):
         self.refresh = refresh
         self.seed = seed
         self.memory = memory
+        self._forget_all()
+
+    def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
+        """Take the run's seed."""
+        super().begin(seed, clients, weights)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
         self._tried: Ids = np.empty(0, dtype=np.int64)
         self._arms = {name: np.empty(0) for name in (*self.columns, "index")}
         self._to_refresh: Ids = np.empty(0, dtype=np.int64)
@@ -81,7 +89,9 @@ class BanditSampler(ClientSampler):
 
     def beliefs(self, round: int) -> Beliefs:
         """Of the arms that have been tried."""
-        return Beliefs(self._tried, *self.mean_and_width(round, {name: self._arms[name] for name in self.columns}))
+        return Beliefs(
+            self._tried, *self.mean_and_width(round, {name: self._arms[name].copy() for name in self.columns})
+        )
 
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
         """The `count` available clients of highest index, sorted."""

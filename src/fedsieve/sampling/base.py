@@ -22,8 +22,10 @@ class Feedback:
     """What one round taught us.
 
     `sampled` are the clients asked, as drawn (a client drawn twice stands there twice); `kept` those whose models went
-    into the average. A client that was asked and failed is in `sampled` but has no loss. The `models` [size]
-    are of those in `losses`, in their order, for a sampler that needs them; each is brought when it is asked for.
+    into the average. A client that was asked and failed is in `sampled` but has no loss. Of a round that was lost
+    `sampled` are those who failed. `durations` are simulated seconds, where there is a system model. The `models`
+    are those [size] of the clients in `losses`, in their order, for a sampler that needs them; each is brought when it
+    is asked for.
     """
 
     round: int
@@ -49,10 +51,11 @@ class Beliefs:
 class ClientSampler(ABC):
     """Chooses the clients of a round.
 
-    The life of a sampler: `begin` once, with the run's seed and the client weights p_k; then in every round `sample`,
-    and after the round `observe`. Where weights become known only as clients answer, `weigh` comes before `sample`.
-    `state_dict` is saved after each round and given to `load_state_dict` of a new sampler when a run is resumed. A new
-    method needs `sample` only; one that learns also has `observe` and the state.
+    The life of a sampler: `begin`, with the run's seed and the client weights p_k, which makes it forget an earlier
+    run; then in every round `sample`, if anybody can be reached, and after the round `observe`. Where weights become
+    known only as clients answer, `weigh` comes before `sample`. `state_dict` is saved after each round and given to
+    `load_state_dict` of a new sampler when a run is resumed. A new method needs `sample` only; one that learns also has
+    `observe` and the state.
 
     Client ids are any integers, and clients may come and go between rounds. A sampler must not depend on the order
     in which clients are listed: draw with `fedsieve.randomness.keys` or sort first.
@@ -71,7 +74,7 @@ class ClientSampler(ABC):
     """Whether it can't do without `local_losses`."""
 
     needs_times: ClassVar[bool] = False
-    """Whether it can't do without `device_times`."""
+    """Whether it can't do without `device_times`, or `durations` in what it observes."""
 
     seed: int = 0
 

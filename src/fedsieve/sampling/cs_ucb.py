@@ -30,13 +30,22 @@ class CSUCBSampler(ClientSampler):
 
     notation = "bandit (UCB) on durations, without replacement"
     uses_prior_knowledge = True
+    needs_times = True
 
     def __init__(self, longest: float | None = None, seed: int = 0) -> None:
         if longest is not None and not longest > 0:
             raise InvalidSetting("longest", longest, "a number of seconds above 0")
         self.longest = longest
         self.seed = seed
-        self._longest = float(longest or 0)
+        self._forget()
+
+    def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
+        """Take the run's seed."""
+        super().begin(seed, clients, weights)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._longest = float(self.longest or 0)
         self._places = 0
         self._asked = Ledger("seconds", "failures", "count")
 
@@ -113,6 +122,9 @@ class CSUCBQSampler(CSUCBSampler):
             raise InvalidSetting("fairness_weight", fairness_weight, "a number from 0 to 1")
         self.guaranteed_rate = guaranteed_rate
         self.fairness_weight = fairness_weight
+
+    def _forget(self) -> None:
+        super()._forget()
         self._asked = Ledger("seconds", "failures", "count", "queue")
         self._rounds = 0
 

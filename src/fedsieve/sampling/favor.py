@@ -126,10 +126,10 @@ class FavorSampler(ClientSampler):
         super().begin(seed, clients, weights)
         if self.global_model is None or self.local_models is None:
             raise InvalidSetting("sampler", "favor", "one that needs no models, or set global_model and local_models")
-        order = np.argsort(clients, kind="stable")
         known, size = self.agent.clients, self.agent.compression.size
-        if not np.array_equal(clients[order], known):
-            raise InvalidSetting("favor_agent", f"of {known.size} clients", f"one of the {clients.size} clients here")
+        if strangers := np.setxor1d(clients, known).tolist():
+            allowed = f"one of the {clients.size} clients here: client {strangers[0]} is not in both"
+            raise InvalidSetting("favor_agent", f"of {known.size} clients", allowed)
         if self.global_model().numel() != size:
             here = self.global_model().numel()
             raise InvalidSetting("favor_agent", f"of a model of {size} numbers", f"one of a model of {here}")
@@ -168,6 +168,8 @@ class FavorSampler(ClientSampler):
 
     def observe(self, feedback: Feedback) -> None:
         """Take the new global model and the models of those who answered."""
+        if not feedback.losses:
+            return
         assert self.global_model is not None
         state = self.state().copy()
         answered = np.array(list(feedback.losses), dtype=np.int64)

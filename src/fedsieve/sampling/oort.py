@@ -71,8 +71,16 @@ class OortSampler(WeightedSampler):
         self.penalty = penalty
         self.pacer_window = pacer_window
         self.most_rounds = most_rounds
-        self._step = pacer_step
-        self._preferred = pacer_step
+        self.pacer_step = pacer_step
+        self._forget()
+
+    def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
+        """Take the run's seed and weights."""
+        super().begin(seed, clients, weights)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._step = self._preferred = self.pacer_step
         self._tried = Ledger("loss", "round", "duration", "rounds", "answers")
         self._observed = 0
         self._round_utilities: list[float] = []
@@ -158,15 +166,14 @@ class OortSampler(WeightedSampler):
     def _losses_of_failed(self, failed: Ids, of_others: NDArray[np.float64]) -> NDArray[np.float64]:
         """Losses [n] that make the round's mean utility, by how often they answer.
 
-        If nobody answered, they are what is known of each, or the mean of all.
+        If nobody answered, it is the mean utility of all who ever have.
         """
-        if of_others.size:
-            answers, rounds = (self._tried.read(name, failed, 0.0) for name in ("answers", "rounds"))
-            weights = self._weights_of(failed)
-            utilities = float(of_others.mean()) * (answers + 1) / (rounds + 2)
-            return np.divide(utilities, weights, out=np.zeros(failed.size), where=weights > 0)
-        known = self._tried.columns["loss"]
-        return self._tried.read("loss", failed, float(known.mean()) if known.size else 0.0)
+        if not of_others.size:
+            of_others = self._utility(self._tried.clients[self._tried.columns["answers"] > 0])
+        answers, rounds = (self._tried.read(name, failed, 0.0) for name in ("answers", "rounds"))
+        weights = self._weights_of(failed)
+        utilities = float(of_others.mean() if of_others.size else 0.0) * (answers + 1) / (rounds + 2)
+        return np.divide(utilities, weights, out=np.zeros(failed.size), where=weights > 0)
 
     def _durations_of_failed(self, failed: Ids) -> NDArray[np.float64] | float:
         """What their devices take [n], or the longest duration known."""

@@ -21,10 +21,11 @@ class PowerOfChoiceSampler(WeightedSampler):
     """Draws d candidates without replacement by p_k, then asks those among them whose loss is highest.
 
     `losses="last"` (π_rpow-d) takes the mean training loss of the round in which a client was last asked; a client
-    never asked comes first, and one that was asked but has never answered comes last. `"exact"` (π_pow-d) and
-    `"mini-batch"` (π_cpow-d, of `mini_batch` examples) call `local_losses` for the candidates, which whoever runs the
-    federation sets. Ties are broken at random. `candidates` is d; by default twice as many as are asked. With d as
-    large as the population only losses decide.
+    never asked comes first, and one that was asked but has never answered comes last: with the default of d that is
+    hardly ever again. `"exact"` (π_pow-d) and `"mini-batch"` (π_cpow-d, of `mini_batch` examples) call `local_losses`
+    for the candidates, which whoever runs the federation sets; who has no loss to tell comes last. Ties are broken at
+    random. `candidates` is d; by default twice as many as are asked. With d as large as the population only losses
+    decide.
     """
 
     notation = "highest loss among d drawn by p_k, without replacement"
@@ -38,10 +39,17 @@ class PowerOfChoiceSampler(WeightedSampler):
             raise InvalidSetting("candidates", candidates, "1 or more")
         if losses not in get_args(Losses):
             raise unknown_name("losses", losses, get_args(Losses))
+        if mini_batch < 1:
+            raise InvalidSetting("mini_batch", mini_batch, "1 or more examples")
         self.candidates = candidates
         self.losses = losses
         self.needs_losses = losses != "last"
         self.mini_batch = mini_batch
+        self._last = Ledger("loss")
+
+    def begin(self, seed: int, clients: Ids, weights: NDArray[np.float64]) -> None:
+        """Take the run's seed and weights."""
+        super().begin(seed, clients, weights)
         self._last = Ledger("loss")
 
     def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
@@ -91,6 +99,4 @@ class PowerOfChoiceSampler(WeightedSampler):
         )
         if losses.shape != candidates.shape:
             raise InvalidSetting("local_losses", losses.shape, f"one loss for each of {candidates.size} candidates")
-        if np.isnan(losses).any():
-            raise InvalidSetting("local_losses", float("nan"), "numbers")
-        return losses
+        return np.where(np.isnan(losses), -np.inf, losses)
