@@ -28,6 +28,7 @@ from fedsieve.attacks import (
     hostile_clients,
 )
 from fedsieve.data import Dataset
+from fedsieve.engines import Update
 from fedsieve.engines.hostile import HostileEngine
 from fedsieve.errors import InvalidSetting
 from fedsieve.runs import assemble
@@ -154,6 +155,25 @@ def test_honest_clients_stay_honest(attack: str) -> None:
     for one, other in pairs:
         assert one.model is not None and other.model is not None
         assert torch.equal(one.model, other.model) == (one.client not in engine.hostile)
+
+
+@pytest.mark.parametrize("attack", ["a-little-is-enough", "inner-product"])
+def test_an_honest_client_that_diverges_disarms_nobody(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, engine = assemble(config(attack=attack, hostile=0.3))
+    assert isinstance(engine, HostileEngine)
+    start, diverging = engine.initial_model(), min(set(range(10)).difference(engine.hostile))
+    honest = {update.client: update for update in engine.engine.train(start, list(range(10)), 1)}
+    honest[diverging] = Update(diverging, torch.full_like(start, torch.nan), 0.1)
+    monkeypatch.setattr(engine.engine, "train", lambda model, clients, round: list(honest.values()))
+    sent = {update.client: update.problem(start) for update in engine.train(start, list(range(10)), 1)}
+    assert {client: problem for client, problem in sent.items() if problem} == {diverging: "model with NaN or infinity"}
+
+
+@pytest.mark.parametrize("attack", ["sign-flip", "label-flip", "nan"])
+def test_where_no_client_is_asked_nobody_is_hostile(attack: str) -> None:
+    settings = {"algorithm": "server-only", "rounds": 2}
+    plain, attacked = fs.run(config(**settings)), fs.run(config(attack=attack, hostile=0.9, **settings))
+    assert plain.accuracy == attacked.accuracy and attacked.summary["hostile"] == []
 
 
 def normed() -> nn.Module:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
+import fedsieve as fs
 from fedsieve.averaging import Coefficients, Kept, Scheme, combine, fedavg, fedpdp, mean
 from fedsieve.engines import Judge, Update
 from fedsieve.errors import InvalidSetting, TooFewUpdates
@@ -28,6 +30,7 @@ from fedsieve.filtering import (
     Candidates,
     CoordinateMedian,
     ErrorRejection,
+    FineTuning,
     FLTrust,
     GeometricMedian,
     KeepAll,
@@ -710,8 +713,23 @@ def test_updates_are_seen_from_the_previous_model() -> None:
     assert sifted(FLTrust(), [[4.0, 4.0], [1.0, 1.0]], [1.0, 0.0]).kept == [10]
 
 
-def test_a_gradient_of_no_numbers_leaves_the_model_as_it_was() -> None:
-    selection = FLTrust().select(round_of([[1.0, 2.0], [3.0, 4.0]], gradient=[np.nan, np.nan]))
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-3])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_tiny_update_moves_the_model_no_farther_than_any_other(size: float, sign: float) -> None:
+    """It is made as long as the others, whose model holds numbers many times as large."""
+    previous = torch.cat([torch.randn(2000, generator=torch.Generator().manual_seed(0)), torch.zeros(1)])
+    way = torch.zeros(2001)
+    way[-1] = 1.0
+    models = [*(previous + length * way for length in (1.0, 2.0, 3.0)), previous + sign * size * way]
+    candidates = round_of(torch.stack(models), previous=previous, gradient=way * 9)
+    moved = made_by(one_step(), candidates) - previous
+    length = 2.0 if sign < 0 else 1.5  # the median of those that point the server's way
+    assert float(moved[-1]) == pytest.approx(length, rel=1e-5) and float(moved[:-1].abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("gradient", [[np.nan, np.nan], [np.inf, 1.0]])
+def test_a_gradient_of_no_numbers_leaves_the_model_as_it_was(gradient: list[float]) -> None:
+    selection = FLTrust().select(round_of([[1.0, 2.0], [3.0, 4.0]], gradient=gradient))
     assert selection.kept == () and selection.model is not None and selection.model.tolist() == [0.0, 0.0]
 
 
@@ -831,3 +849,28 @@ def test_bulyan_goes_on_when_liars_unmask_themselves() -> None:
     ours, expected = Bulyan(3).select(replace(told, nonsense=4)), Bulyan(2).select(told)
     assert ours.kept == expected.kept
     assert ours.model is not None and expected.model is not None and torch.equal(ours.model, expected.model)
+
+
+def test_how_many_lie_may_come_from_numpy() -> None:
+    assert Krum(np.int64(1)).byzantine == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("filter", "said"),
+    [
+        (Krum(5), "'Krum' is not allowed; use it where at least 13 clients are asked in a round, not 6"),
+        (FineTuning(Bulyan(1)), "'FineTuning' is not allowed; use it where at least 7 clients are asked"),
+        (LossRejection(6), "'LossRejection' is not allowed; use it where at least 7 clients are asked"),
+    ],
+)
+def test_too_few_clients_for_a_filter_are_said_before_the_run(filter: ModelFilter, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match=f"^filter: {said}"):
+        fs.run(fs.Config(clients=15, ratio=0.4), filter=filter, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings", [{"scored_by": "weights", "clients": 13}, {"search": "exhaustive", "clients": 25}])
+def test_too_many_models_to_search_are_said_before_the_run(settings: dict[str, Any]) -> None:
+    most = settings["clients"] - 1
+    with pytest.raises(InvalidSetting, match=f"^filter: 'CombinatorialFilter' .* at most {most} clients"):
+        fs.run(fs.Config(algorithm="fedca", ratio=1.0, heterogeneity="iid", **settings))

@@ -35,12 +35,16 @@ class HostileEngine(Engine):
         liars = self.hostile.intersection(clients)
         if not liars or type(self.attack).lies is Attack.lies:
             return updates
-        models = {update.client: trained for update in updates if (trained := update.model) is not None}
+        models = {
+            update.client: trained
+            for update in updates
+            if update.problem(model) is None and (trained := update.model) is not None
+        }
         lies = self._lies(model, models, liars.intersection(models), round)
         return [
             Update(update.client, lies[update.client], update.loss)
             if update.client in lies
-            else Update(update.client, models.get(update.client), update.loss, update.error)
+            else Update(update.client, models.get(update.client, update.model), update.loss, update.error)
             for update in updates
         ]
 

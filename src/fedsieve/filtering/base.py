@@ -85,6 +85,12 @@ class ModelFilter(ABC):
     needs_validation: ClassVar[bool] = False
     """Whether it looks at validation data in another way than through logits."""
 
+    least_models: int = 1
+    """Fewer than so many models are never enough for it."""
+
+    most_models: int | None = None
+    """More than so many are too many for it."""
+
     @property
     def looks_at_validation(self) -> bool:
         """In whatever way."""

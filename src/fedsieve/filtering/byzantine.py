@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering.base import Candidates
 
 
 def count_of(field: str, value: int, least: int = 0) -> int:
     """A whole number from `least` up, or an error that names the field."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InvalidSetting(field, value, f"a whole number from {least} up")
-    return value
+    return int(value)
 
 
 def liars_among(models: int, candidates: Candidates, byzantine: int, times: int, more: int) -> int:

@@ -66,6 +66,8 @@ class CombinatorialFilter(ModelFilter):
         self.search = search
         self.seconds = seconds
         self.needs_models = scored_by == "weights"
+        searched = exhaustive.MOST_MODELS if search == "exhaustive" else None
+        self.most_models = MOST_WEIGHTED_MODELS if self.needs_models else searched
 
     def select(self, candidates: Candidates) -> Selection:
         """The best subset found, and what is known about it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedsieve.averaging import Coefficients, combine
@@ -26,12 +27,26 @@ class FineTuning(Stepping):
         self.filter = filter or KeepAll()
         self.formula = f"{self.filter.formula or 'as FedPdp'}, then SGD on validation data"
         self.chooses, self.needs_logits = self.filter.chooses, self.filter.needs_logits
+        self.least_models, self.most_models = self.filter.least_models, self.filter.most_models
 
     def select(self, candidates: Candidates) -> Selection:
         """Whom the filter keeps, and the model after the last step."""
-        selection = self.filter.select(candidates)
+        selection = _with_weights(candidates, self.filter.select(candidates))
         model = self.train(candidates, _average(candidates, selection), candidates.pace)
         return replace(selection, model=model)
+
+
+def _with_weights(candidates: Candidates, selection: Selection) -> Selection:
+    """The weights that the run's scheme gives to those kept, where the filter has none, so that they are on record."""
+    given = selection.model is not None or selection.weights is not None
+    if given or not selection.kept or candidates.coefficients is None:
+        return selection
+    coefficients = candidates.coefficients(selection.kept)
+    if coefficients.previous:
+        return selection
+    weights = torch.zeros(len(candidates.weights), dtype=torch.float64)
+    weights[list(selection.kept)] = torch.from_numpy(coefficients.clients)
+    return replace(selection, weights=weights)
 
 
 def _average(candidates: Candidates, selection: Selection) -> Tensor:

@@ -26,6 +26,7 @@ class MultiKrum(ModelFilter):
     def __init__(self, byzantine: int, keep: int | None = None) -> None:
         self.byzantine = count_of("byzantine", byzantine)
         self.keep = None if keep is None else count_of("keep", keep, least=1)
+        self.least_models = max(2 * self.byzantine + 3, self.keep or 1)
 
     def select(self, candidates: Candidates) -> Selection:
         """Those with the lowest scores, with equal weights."""
@@ -63,6 +64,7 @@ class Bulyan(ModelFilter):
 
     def __init__(self, byzantine: int) -> None:
         self.byzantine = count_of("byzantine", byzantine)
+        self.least_models = 4 * self.byzantine + 3
 
     def select(self, candidates: Candidates) -> Selection:
         """The chosen models, and what becomes of their coordinates."""

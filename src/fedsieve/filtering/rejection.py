@@ -29,6 +29,7 @@ class _Rejection(ModelFilter):
 
     def __init__(self, byzantine: int) -> None:
         self.byzantine = count_of("byzantine", byzantine)
+        self.least_models = len(self.scores) * self.byzantine + 1
 
     def select(self, candidates: Candidates) -> Selection:
         """All but those left out."""

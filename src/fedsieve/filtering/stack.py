@@ -92,6 +92,21 @@ class Stack:
             pass
         return result
 
+    def moved(self, previous: Tensor, steps: Vector) -> Tensor:
+        """w^t + Σ steps_k (w_k - w^t) [size], for `previous` w^t [size] and `steps` [models].
+
+        Differences are added up, in double precision: a step may be as long as an update is short.
+        """
+        result, along = torch.empty_like(previous), torch.from_numpy(steps).to(previous.device)
+
+        def settle(here: slice) -> None:
+            start = previous[here].double()
+            result[here] = (start + along @ self._values(here, torch.float64).sub_(start)).to(result.dtype)
+
+        for _ in self._each(settle, len(previous)):
+            pass
+        return result
+
     def per_coordinate(self, rule: Callable[[Tensor], Tensor]) -> Tensor:
         """What `rule` makes of each coordinate's values in ascending order, [coordinates, models] -> [coordinates]."""
         result = torch.empty_like(self.rows[0])

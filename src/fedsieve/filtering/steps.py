@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,8 @@ class Stepping(ModelFilter):
     def __init__(self, steps: int, batch: int, rate: float) -> None:
         self.steps = count_of("steps", steps)
         self.batch = count_of("batch", batch, least=1)
-        if not rate > 0:
-            raise InvalidSetting("rate", rate, "a number above 0")
+        if not (rate > 0 and math.isfinite(rate)):
+            raise InvalidSetting("rate", rate, "a finite number above 0")
         self.rate = rate
 
     def draw(self, candidates: Candidates) -> Tensor | None:

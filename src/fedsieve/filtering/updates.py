@@ -17,7 +17,8 @@ from fedsieve.filtering.steps import Stepping
 class NormClipping(ModelFilter):
     """w^t + Σ p_k min(1, bound / ‖w_k - w^t‖) (w_k - w^t), the p_k made to sum to 1.
 
-    Nobody moves the model farther than `bound`; without one, than the median norm of the round's updates.
+    Nobody moves what is trained farther than `bound`; without one, than the median norm of the round's updates. What is
+    not trained, batch norm's statistics, is shortened as much.
     """
 
     needs_logits = False
@@ -44,11 +45,11 @@ class FLTrust(Stepping):
     """Updates weighted by how far they point the server's way, and made equally long (Cao et al. 2021).
 
     A client's trust is max(0, cos) of the angle between its update w_k - w^t and the server's, which comes from
-    training on the validation set: `steps` steps of SGD with momentum 0.9 from w^t, at the clients' `rate`. The
-    updates, made as long as the server's, are averaged in proportion to trust. Who has no trust is left out; if nobody
-    has any, the model stays as it is. In the source the server takes as many steps as a client. Ours knows of clients'
-    rate alone, so, unlike there, updates are made no longer than the trusted ones' median either. What is not trained
-    is averaged by trust and not made longer.
+    training on the validation set: `steps` steps of SGD with momentum 0.9 from w^t, in all rounds at the `rate` of the
+    clients' first. The updates, made as long as the server's, are averaged in proportion to trust. Who has no trust is
+    left out; if nobody has any, the model stays as it is. In the source the server takes as many steps as a client.
+    Ours knows of clients' rate alone, so, unlike there, updates are made no longer than the trusted ones' median
+    either. What is not trained is averaged by trust and not made longer.
     """
 
     def __init__(self, steps: int = 40, batch: int = 200, rate: float = 0.05) -> None:
@@ -59,6 +60,8 @@ class FLTrust(Stepping):
         assert candidates.models is not None and candidates.previous is not None
         stack, previous = Stack(candidates.models, candidates.trained), candidates.previous
         own = self.train(candidates, previous) - previous
+        if not own.isfinite().all():  # it trusts nobody, least of all itself
+            return Selection((), model=previous.clone())
         norms, products = stack.updates(previous, own)
         trust = np.maximum(_quotient(products, norms), 0.0)  # times the server's norm, which cancels out
         kept = np.flatnonzero(trust > 0).tolist()
@@ -66,10 +69,10 @@ class FLTrust(Stepping):
             return Selection((), model=previous.clone())
         length = min(float(own[: stack.trained].double().norm()), np.median(norms[kept]))
         steps = trust[kept] / trust.sum() * length / norms[kept]
-        rows, buffers = stack.part(kept).rows, slice(stack.trained, None)
-        model = combine(previous, rows, Coefficients(1 - float(steps.sum()), steps))
+        trusted, buffers = stack.part(kept), slice(stack.trained, None)
+        model = trusted.moved(previous, steps)
         by_trust = Coefficients(0.0, trust[kept] / trust.sum())
-        model[buffers] = combine(previous[buffers], [row[buffers] for row in rows], by_trust)
+        model[buffers] = combine(previous[buffers], [row[buffers] for row in trusted.rows], by_trust)
         return Selection(tuple(kept), model=model)
 
 

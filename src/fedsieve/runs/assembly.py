@@ -66,6 +66,7 @@ def assemble(
     if filter is None and config.filter != "own":
         filter = FILTERS[config.filter].make(options)
     filter = filter or algorithm.filter(options)
+    _check_count(filter, options.per_round)
     if sampler is None and config.sampler != "own":
         sampler = SAMPLERS[config.sampler].make(options)
     sampler = sampler or algorithm.sampler(options)
@@ -93,7 +94,7 @@ def assemble(
         raise InvalidSetting("augment", True, f"false for inputs {dataset.input_shape}, which are no images")
     settings = config.local_training(algorithm.objective(options))
     attack = None if config.attack == "none" else attacks.ATTACKS[config.attack]()
-    hostile = attacks.hostile_clients(config.seed, clients, config.hostile)
+    hostile = attacks.hostile_clients(config.seed, clients[:0] if algorithm.at_server else clients, config.hostile)
     if attack is not None and not algorithm.at_server:
         _check_hostile(config, attack, len(hostile), len(clients))
     known = _mislabelled(config, dataset, validation)
@@ -198,6 +199,16 @@ def _system(config: Config, clients: NDArray[np.int64]) -> SystemModel | None:
         allowed = f"{meant[0]!r} (nearest), or a CSV file" if meant else "none, drawn or a CSV file"
         raise InvalidSetting("system", config.system, allowed)
     return SystemModel.from_trace(path, config.seed, clients)
+
+
+def _check_count(filter: ModelFilter, per_round: int) -> None:
+    """Raise if a round asks for fewer models than a filter can do with, or for more."""
+    least, most = filter.least_models, filter.most_models
+    if least <= per_round and (most is None or per_round <= most):
+        return
+    wanted = f"at least {least}" if per_round < least else f"at most {most}"
+    allowed = f"it where {wanted} clients are asked in a round, not {per_round}: change the ratio, or the filter"
+    raise InvalidSetting("filter", type(filter).__name__, allowed)
 
 
 def _check_hostile(config: Config, attack: Attack, hostile: int, clients: int) -> None:
