@@ -22,7 +22,7 @@ from fedsieve.averaging import Coefficients, Kept, Scheme, fedavg, fedpdp
 from fedsieve.engines import Engine, SequentialEngine, Update
 from fedsieve.engines.base import problem_of
 from fedsieve.errors import InvalidSetting, TooFewUpdates, TooManyModels
-from fedsieve.federation import Federation
+from fedsieve.federation import Federation, ServerClient
 from fedsieve.filtering import Candidates, CombinatorialFilter, KeepAll, Krum, ModelFilter, Selection
 from fedsieve.runs import Config
 from fedsieve.runs.assembly import assemble
@@ -267,6 +267,18 @@ def test_the_order_of_clients_and_of_their_answers_does_not_matter(name: str) ->
 # Clients that fail
 
 
+class Gives(KeepAll):
+    """A filter that has decided."""
+
+    needs_models = True
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+
+    def select(self, candidates: Candidates) -> Selection:
+        return self.selection
+
+
 class Attentive(UCBSampler):
     """UCB that remembers what it was told."""
 
@@ -430,6 +442,45 @@ def test_weights_of_a_selection_replace_the_averaging_scheme() -> None:
     assert played.coefficients.clients.tolist() == [0.25, 0.75]
     assert here.model.tolist() == pytest.approx([-6.0, -7.0])
     assert played.score == 0.5
+
+
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        (
+            Selection((0,), weights=torch.tensor([1.0])),
+            r"^weights: \(1,\) is not allowed; use one for each of 3 models",
+        ),
+        (Selection((0,), model=torch.zeros(5)), r"^model: \(5,\) is not allowed; use one of shape \(2,\), from"),
+    ],
+)
+def test_a_filter_that_gives_what_is_no_model_or_weights_is_named(selection: Selection, said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        federation(Ask(10, 20, 30), Gives(selection)).play(1)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection((0, 1), weights=torch.tensor([math.nan, 1.0, 0.0])),
+        Selection((0, 1), model=torch.tensor([math.inf, 0.0])),
+    ],
+)
+def test_a_new_model_that_is_not_finite_costs_the_round_and_not_the_model(selection: Selection) -> None:
+    here = federation(Ask(10, 20, 30), Gives(selection))
+    with pytest.raises(TooFewUpdates, match="round 1: the new model has NaN or infinity, after Gives"):
+        here.play(1)
+    assert here.model.tolist() == PREVIOUS
+
+
+def test_a_server_whose_own_training_diverges_is_left_out() -> None:
+    engine = TinyEngine()
+    engine.updates[99] = Update(99, torch.full((2,), math.nan), 0.1)
+    with_server = federation(Ask(10, 20, 30), engine=engine, server=ServerClient(99, 1.0))
+    without = federation(Ask(10, 20, 30))
+    for here in (with_server, without):
+        here.play(1)
+    assert torch.equal(with_server.model, without.model)
 
 
 def test_candidates_tell_who_they_are() -> None:

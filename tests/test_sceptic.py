@@ -98,8 +98,10 @@ def test_steps_at_the_server_get_smaller_as_those_of_the_clients_do(monkeypatch:
     assert paces == pytest.approx([1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2])  # cosine over four rounds
 
 
-def test_a_run_says_with_which_weights_was_averaged_before_the_server_trained() -> None:
-    plain, tuned = (fs.run(fs.Config(algorithm=name, **SETTINGS)) for name in ("fedsieve", "fedsieve-finetune"))
+@pytest.mark.parametrize("pair", [("fedsieve", "fedsieve-finetune"), ("fedpdp", "fedpdp-finetune")])
+def test_a_run_says_with_which_weights_was_averaged_before_the_server_trained(pair: tuple[str, str]) -> None:
+    uneven = SETTINGS | {"heterogeneity": "client"}
+    plain, tuned = (fs.run(fs.Config(algorithm=name, **uneven)) for name in pair)
     assert tuned.rows[0]["coefficients"] == plain.rows[0]["coefficients"]
     assert tuned.rows[0]["test_loss"] != plain.rows[0]["test_loss"]
 
@@ -136,3 +138,25 @@ def test_they_learn_and_need_validation_data(algorithm: str, device: str) -> Non
 def test_fine_tuning_sees_as_many_examples_as_learned_averaging() -> None:
     tuning, learning = FineTuning(), LearnedAveraging()
     assert (tuning.steps, tuning.batch) == (learning.steps, learning.batch)
+
+
+class Looking(torch.nn.Module):
+    """Picks features by an index, hides some by a mask and counts, all of them buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 10)
+        self.register_buffer("chosen", torch.arange(0, 64, 2))
+        self.register_buffer("hidden", torch.arange(32) % 5 == 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = x.flatten(1)[:, self.chosen].masked_fill(self.hidden, 0.0)  # type: ignore[index, arg-type]
+        return torch.nn.functional.linear(seen, self.layer.weight, self.layer.bias)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
+@pytest.mark.parametrize("settings", [{"algorithm": "fedsieve-finetune"}, {"algorithm": "fedpdp", "filter": "fltrust"}])
+def test_buffers_may_be_whole_numbers_and_masks(settings: dict[str, str], engine: str) -> None:
+    config = fs.Config(**settings, engine=engine, **SETTINGS | {"rounds": 8})
+    history = fs.run(config, model=Looking)
+    assert not any("lost" in row for row in history.rows) and history.accuracy[-1] > 0.5

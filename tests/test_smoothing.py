@@ -11,9 +11,12 @@ import torch
 from conftest import Typed
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 import fedsieve as fs
-from fedsieve.runs import read_record, write_record
+from fedsieve.runs import assemble, read_record, write_record
+from fedsieve.sampling import UniformSampler
+from fedsieve.sampling.base import Ids
 from fedsieve.smoothing import Smoothing
 
 QUICK: dict[str, Any] = {"rounds": 4, "clients": 10, "local_epochs": 1, "schedule": "constant", "device": "cpu"}
@@ -97,3 +100,18 @@ def test_a_record_has_both_accuracies(tmp_path: Path) -> None:
 def test_a_share_that_is_none_is_named(typed: Typed, share: str) -> None:
     status, _, printed = typed("run", "--smoothing", share, "--out", "run")
     assert status == 2 and "smoothing" in printed and not Path("run").exists()
+
+
+def test_a_lost_round_has_no_part_in_the_average() -> None:
+    class FirstLiars(UniformSampler):
+        def sample(self, round: int, clients: ArrayLike, count: int) -> Ids:
+            return np.array(hostile[:2] if round in (1, 3) else honest[:2])
+
+    settings = QUICK | {"algorithm": "fedpdp", "attack": "nan", "hostile": 0.5, "smoothing": 0.5, "ratio": 0.2}
+    _, engine = assemble(fs.Config(**settings))
+    hostile = sorted(engine.hostile)  # type: ignore[attr-defined]
+    honest = [client for client in range(10) if client not in hostile]
+    rows = fs.run(fs.Config(**settings), sampler=FirstLiars()).rows
+    assert ["lost" in row for row in rows] == [True, False, True, False]
+    assert rows[1]["test_accuracy"] == rows[1]["unsmoothed_accuracy"]  # the first that counts, all by itself
+    assert rows[2]["test_accuracy"] == rows[1]["test_accuracy"]

@@ -211,7 +211,7 @@ class Federation:
 
     def _with_server(self, average: Tensor, own: Trained, kept: Sequence[int]) -> Tensor:
         """The `average` of the clients' models and the server's `own`, by how much data each stands for."""
-        if self.server is None or own.model is None:
+        if self.server is None or own.model is None or own.problem(average) is not None:
             return average
         share = self.server.weight / (self.server.weight + float(self._weights(kept).sum()))
         return combine(average, [own.model], Coefficients(1 - share, np.array([share])))

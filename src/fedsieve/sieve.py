@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.averaging import Coefficients, Kept, Scheme
-from fedsieve.engines.base import Judge, Models, Returned, is_nonsense
+from fedsieve.engines.base import Judge, Models, Returned, is_nonsense, problem_of
 from fedsieve.engines.precision import arithmetic
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, ModelFilter, Selection
@@ -113,7 +113,7 @@ class Sieve:
         except TooFewUpdates as problem:
             name = type(self.filter).__name__
             raise TooFewUpdates(f"round {round}: {name} has {problem}{why}", excluded) from None
-        _check_selection(selection, len(updates), type(self.filter).__name__)
+        _check_selection(selection, len(updates), previous, type(self.filter).__name__)
         kept = [updates[position] for position in selection.kept]
         with phase("average"), single_thread():
             if selection.weights is not None:
@@ -129,6 +129,9 @@ class Sieve:
                 model = selection.model.to(previous)
             else:
                 model = self.judge.combine(previous, Models(kept), coefficients)
+        if problem_of(model, 0.0, previous) is not None:
+            name = type(self.filter).__name__
+            raise TooFewUpdates(f"round {round}: the new model has NaN or infinity, after {name}{why}", excluded)
         if self.watch_models and not logits.numel():
             with phase("score"):
                 logits = self.judge.logits(models, "validation")
@@ -194,12 +197,19 @@ class Sieve:
         )
 
 
-def _check_selection(selection: object, models: int, filter: str) -> None:
+def _check_selection(selection: object, models: int, previous: Tensor, filter: str) -> None:
     """Raise if a filter, which may be the user's own, gave something else than a choice among so many models."""
     if not isinstance(selection, Selection):
         raise InvalidSetting("select", selection, f"a Selection, from {filter}")
     if len(set(selection.kept)) < len(selection.kept) or not set(selection.kept) <= set(range(models)):
         raise InvalidSetting("kept", selection.kept, f"different positions among {models} models, from {filter}")
+    if selection.weights is not None and tuple(selection.weights.shape) != (models,):
+        raise InvalidSetting(
+            "weights", tuple(selection.weights.shape), f"one for each of {models} models, from {filter}"
+        )
+    if selection.model is not None and selection.model.shape != previous.shape:
+        shape = tuple(selection.model.shape)
+        raise InvalidSetting("model", shape, f"one of shape {tuple(previous.shape)}, from {filter}")
 
 
 def _usable(

@@ -144,10 +144,12 @@ class SequentialEngine(Engine):
     def _slope(self, module: nn.Module, model: Tensor, batch: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """The log-likelihood [] of a batch of validation examples, summed, and its gradient [size]."""
         gradient = torch.zeros_like(model)
-        pieces, slopes = self.layout.tensors(model.detach()), self.layout.tensors(gradient)
-        for piece in self.layout.pieces:
-            if piece.start < self.layout.parameters:
-                pieces[piece.name].requires_grad_().grad = slopes[piece.name]
+        self.layout.write_untrained(model, module)
+        slopes = self.layout.tensors(gradient)
+        trained = {piece.name for piece in self.layout.pieces if piece.start < self.layout.parameters}
+        pieces = {name: tensor for name, tensor in self.layout.tensors(model.detach()).items() if name in trained}
+        for name, tensor in pieces.items():
+            tensor.requires_grad_().grad = slopes[name]
         inputs, labels = self._examples("validation", batch)
         if self._channels_last:
             inputs = channels_last(inputs)

@@ -15,12 +15,16 @@ from fedsieve.filtering.base import Candidates, Selection
 from fedsieve.filtering.geometric_median import shares_of
 from fedsieve.filtering.stack import Stack, Vector
 from fedsieve.filtering.steps import Stepping
+from fedsieve.threads import single_thread
 
 FASTER, SLOWER, TINY = 0.9, 0.999, 1e-8
 """Adam's β1, β2 and ε. It is five lines; to import PyTorch's takes three seconds."""
 
 WILD = 1000
 """Who moved the model as many times as far as others did, by the median, is left out: no mixture could stand it."""
+
+LOUDEST = 100
+"""What steps of that size and number can still take back."""
 
 
 class LearnedAveraging(Stepping):
@@ -39,19 +43,29 @@ class LearnedAveraging(Stepping):
     def select(self, candidates: Candidates) -> Selection:
         """The models worth at least half of an equal share, with their weights."""
         assert candidates.models is not None and candidates.previous is not None
-        stack, shares = Stack(candidates.models, candidates.trained), np.zeros(len(candidates.models))
-        near = not_wild(stack.updates(candidates.previous)[0])
-        among = replace(candidates, weights=candidates.weights[near.tolist()])
-        weights = self._learn(among, stack.part(near.tolist()).rows)
-        if not np.isfinite(weights).all():
+        rows, shares = list(candidates.models), np.zeros(len(candidates.models))
+        near = not_wild(rows, candidates.previous, candidates.trained)
+        weights = self._learn(candidates, rows, near)
+        if not np.isfinite(weights).all():  # somebody's model has no finite likelihood, whatever its size
+            near = near[[self._is_finite(candidates, rows[position]) for position in near]]
+            weights = self._learn(candidates, rows, near)
+        if not (len(near) and np.isfinite(weights).all()):
             raise TooFewUpdates(f"{len(shares)} usable models, no mixture of which has a finite likelihood")
         worth = weights >= 1 / (2 * len(weights))
         shares[near[worth]] = weights[worth] / weights[worth].sum()
         return Selection(tuple(near[worth].tolist()), weights=torch.from_numpy(shares))
 
-    def _learn(self, candidates: Candidates, models: Sequence[Tensor]) -> Vector:
-        """The weights [models] after all steps; nothing waits for a GPU before the last."""
-        start = torch.from_numpy(shares_of(candidates)).to(models[0].device)
+    def _learn(self, candidates: Candidates, rows: Sequence[Tensor], near: NDArray[np.int64]) -> Vector:
+        """The weights [near] after all steps of the models at these positions; nothing waits for a GPU before the last.
+
+        Nobody starts with more than LOUDEST times the median share: sizes are what clients say they are, and a start
+        from too far up is never made up for.
+        """
+        if not len(near):
+            return np.zeros(0)
+        models = [rows[position] for position in near]
+        shares = shares_of(replace(candidates, weights=candidates.weights[near.tolist()]))
+        start = torch.from_numpy(np.minimum(shares, LOUDEST * np.median(shares))).to(models[0].device)
         a = start.clamp(min=torch.finfo(torch.float64).tiny).log()
         mean, square = torch.zeros_like(a), torch.zeros_like(a)
         for step in range(1, self.steps + 1):
@@ -65,11 +79,27 @@ class LearnedAveraging(Stepping):
         learned: Vector = a.softmax(0).cpu().numpy()
         return learned
 
+    def _is_finite(self, candidates: Candidates, model: Tensor) -> bool:
+        assert candidates.score_and_gradient is not None
+        score, gradient = candidates.score_and_gradient(model)
+        return bool(score.isfinite() and gradient.isfinite().all())
 
-def not_wild(norms: Vector) -> NDArray[np.int64]:
-    """The positions of updates no longer than WILD times the median, by their `norms` [models]; those of 0 aside."""
-    longer = norms[norms > 0]
-    return np.flatnonzero(norms <= WILD * np.median(longer)) if longer.size else np.arange(len(norms))
+
+def not_wild(rows: Sequence[Tensor], previous: Tensor, trained: int | None) -> NDArray[np.int64]:
+    """The positions of models that moved no more than WILD times as far from `previous` [size] as the median did.
+
+    Those that stayed where they were are not in the median, which of two is the lower. What is trained and what is not
+    are looked at apart.
+    """
+    split = len(previous) if trained is None else trained
+    near = np.ones(len(rows), dtype=bool)
+    for part in (slice(split), slice(split, None)):
+        if previous[part].numel():
+            norms, _ = Stack([row[part] for row in rows]).updates(previous[part])
+            moved = np.sort(norms[norms > 0])
+            if moved.size:
+                near &= norms <= WILD * moved[(moved.size - 1) // 2]
+    return np.flatnonzero(near)
 
 
 def weights_gradient(
@@ -83,7 +113,8 @@ def weights_gradient(
 
 def products(models: Sequence[Tensor], direction: Tensor) -> Tensor:
     """⟨w_k, direction⟩ [models]."""
-    return torch.stack([torch.dot(direction, model) for model in models]).double()
+    with single_thread():  # or their last bits would depend on the number of cores
+        return torch.stack([torch.dot(direction, model) for model in models]).double()
 
 
 def mixture(models: Sequence[Tensor], weights: Tensor) -> Tensor:

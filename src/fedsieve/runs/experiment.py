@@ -165,7 +165,8 @@ def run_in(
             began = time.perf_counter()
             played = _play(federation, number, rows, min(MOST_LOST, config.rounds))
             with federation.stopwatch.phase("evaluate"):
-                model = smoothing.hand_out(federation.model, number)
+                new = federation.model
+                model = smoothing.latest(new) if played.lost else smoothing.hand_out(new, number)
                 row = _row(played, engine, model, validated, began)
                 if config.smoothing:
                     row["unsmoothed_accuracy"] = _on_test(engine, federation.model)["test_accuracy"]
