@@ -228,6 +228,24 @@ def test_a_bad_model_is_filtered_and_its_client_asked_less() -> None:
     assert asked[5:].mean() > 2 * asked[1:5].mean()
 
 
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s)}"
+
+
+def npy(header: str) -> bytes:
+    """An array file with any header, and eight bytes of content."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
+
+
+def saved(values: np.ndarray[Any, Any]) -> bytes:
+    return Array(values).data
+
+
+def packed(message: Message, data: bytes, name: str = "weight", kept_as: str = "numpy.ndarray") -> Message:
+    """A reply whose weights are these bytes."""
+    arrays = ArrayRecord({name: Array("float32", (2,), kept_as, data), "count": START["count"]})
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+
 BAD_REPLIES: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "error": (lambda m: Message(Error(code=3, reason="out of\nmemory"), reply_to=m), "error 3: out of memory"),
     "silence": (lambda m: None, "no answer"),
@@ -251,20 +269,20 @@ BAD_REPLIES: dict[str, tuple[Callable[[Message], Message | None], str]] = {
         ),
         "are missing or too many",
     ),
-    "broken bytes": (
-        lambda m: Message(
-            RecordDict(
-                {
-                    "arrays": ArrayRecord(
-                        {"weight": Array("float32", (2,), "numpy.ndarray", b"nonsense"), "count": START["count"]}
-                    ),
-                    "metrics": MetricRecord({"num-examples": 1}),
-                }
-            ),
-            reply_to=m,
-        ),
-        "array weight can't be read",
-    ),
+    "broken bytes": (lambda m: packed(m, b"nonsense"), "array weight can't be read"),
+    "too large a header": (lambda m: packed(m, npy(HEADER % "1180591620717411303424,")), "array weight can't be read"),
+    "too few bytes": (lambda m: packed(m, npy(HEADER % "1099511627776,")), "array weight can't be read"),
+    "a shape that wraps around": (lambda m: packed(m, npy(HEADER % "4294967296, 4294967296")), "can't be read"),
+    "complex numbers": (lambda m: packed(m, saved(np.ones(2, np.complex64))), "it holds complex64"),
+    "objects": (lambda m: packed(m, npy(HEADER.replace("<f4", "O") % "2,")), "it holds object"),
+    "no type": (lambda m: packed(m, npy("{'descr': (), 'fortran_order': False, 'shape': (2,)}")), "can't be read"),
+    "an open header": (lambda m: packed(m, npy("((( ")), "array weight can't be read"),
+    "a deep header": (lambda m: packed(m, npy("-" * 5000 + "1")), "array weight can't be read"),
+    "a deeper header": (lambda m: packed(m, npy("-" * 9900 + "1")), "array weight can't be read"),
+    "too large for single precision": (lambda m: packed(m, saved(np.array([1e300, 0]))), "model with NaN or infinity"),
+    "no text": (lambda m: packed(m, b"", kept_as="\ud800"), "it is kept as ?"),
+    "a name that is no text": (lambda m: packed(m, b"", name="\ud800"), "arrays weight, ? are missing or too many"),
+    "a long name": (lambda m: packed(m, b"", name="x" * 10**6), "arrays weight, xxx"),
 }
 
 
@@ -279,7 +297,7 @@ def test_a_bad_reply_is_left_out_with_its_reason_and_not_rewarded(kind: str, tmp
     for metrics in result.train_metrics_clientapp.values():
         assert numbers(metrics, "failed") == [bad] and bad not in numbers(metrics, "kept")
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert all(reason in row["excluded"][str(bad)] for row in rows)
+    assert all(reason in row["excluded"][str(bad)] and len(row["excluded"][str(bad)]) <= 200 for row in rows)
     assert rows[0]["clients"][str(bad)] == "node 3"
     state = strategy.sampler.state_dict()
     place = state["clients"].index(bad)

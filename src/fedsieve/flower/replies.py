@@ -44,7 +44,7 @@ class Reply:
         try:
             return problem_of(self.model, self.loss, like)
         except ValueError as error:  # what it sent can't be unpacked
-            return " ".join(str(error).split())
+            return _one_line(str(error))
 
 
 def read_reply(message: Message, client: int, layout: ArrayLayout, weighted_by: str) -> Reply:
@@ -52,7 +52,7 @@ def read_reply(message: Message, client: int, layout: ArrayLayout, weighted_by: 
     node = message.metadata.src_node_id
 
     def unusable(reason: str) -> Reply:
-        return Reply(client, node, None, 0.0, 0.0, " ".join(reason.split())[:200], layout)
+        return Reply(client, node, None, 0.0, 0.0, _one_line(reason), layout)
 
     if message.has_error():
         return unusable(f"error {message.error.code}: {message.error.reason}")
@@ -79,3 +79,8 @@ def claimed_id(content: RecordDict) -> str | None:
 def _metrics(content: RecordDict) -> MetricRecord:
     records = list(content.metric_records.values())
     return records[0] if len(records) == 1 else MetricRecord()
+
+
+def _one_line(reason: str) -> str:
+    """A reason as a log and a file can take it, whatever a client put in there."""
+    return " ".join(reason.encode(errors="replace").decode().split())[:200]
