@@ -194,12 +194,66 @@ def test_a_second_node_with_the_same_claim_is_refused_while_the_first_is_there()
     assert roster.meet([11]) == {7: 11}  # the first one is gone
 
 
-@given(st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=30))
+ids = st.text(min_size=1, max_size=8) | st.text("0123456789", min_size=1, max_size=25) | st.text("07", min_size=1)
+
+
+@given(st.lists(ids, unique=True, max_size=30))
 def test_clients_with_different_names_have_different_arms(names: list[str]) -> None:
-    plain = {name for name in names if name.isascii() and name.isdigit()}
-    others = set(names) - plain
-    assert len({arm_of(name) for name in others}) == len(others)
+    assert len({arm_of(name) for name in names}) == len(names)
     assert all(0 <= arm_of(name) < 2**63 for name in names)
+
+
+@given(st.integers(0, NAMED - 1))
+def test_a_client_whose_name_is_a_number_is_the_arm_of_that_number(number: int) -> None:
+    assert arm_of(str(number)) == number
+    assert arm_of(f"0{number}") >= NAMED  # another name
+
+
+def test_a_claim_goes_by_its_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of one arm, should there be two, are one client: the second is refused, and does not displace the first."""
+    monkeypatch.setattr("fedsieve.flower.roster.arm_of", lambda client: len(client))
+    roster = Roster()
+    roster.meet([10, 11])
+    assert roster.hear(10, "one") is None
+    assert roster.hear(11, "two") == "claims to be client two, which is node 10"
+    assert roster.meet([10, 11]) == {3: 10}
+
+
+def test_nobody_takes_the_name_of_a_node_that_says_nothing() -> None:
+    roster = Roster()
+    roster.meet([1, 2])
+    assert roster.hear(2, "node 1") == "claims to be client node 1, as only that node is called"
+    assert roster.hear(1, "node 1") is None
+    for present in ([1, 2], [2]):
+        assert roster.meet(present) == {arm_of(f"node {node}"): node for node in present if node == 1}
+    assert roster.hear(2, "clinic") is None
+    assert roster.meet([1, 2]) == {arm_of("node 1"): 1, arm_of("clinic"): 2}
+
+
+def test_a_name_is_free_once_its_node_goes_by_another() -> None:
+    roster = Roster()
+    roster.meet([10, 11])
+    assert roster.hear(10, "7") is None and roster.hear(10, "8") is None
+    assert roster.hear(11, "7") is None
+    again = Roster()
+    again.load_state_dict(json.loads(json.dumps(roster.state_dict())))
+    assert roster.meet([10, 11]) == again.meet([10, 11]) == {8: 10, 7: 11}
+
+
+@pytest.mark.parametrize("how", ["ask", "replies"])
+def test_a_client_may_have_any_name(how: Any) -> None:
+    names = ["7", "007", "1" * 5000, "9" * 19, "²"]
+    grid = LocalGrid({n: node(client=name) for n, name in enumerate(names)})
+    result = FedPdp(client_ids=how, fraction_evaluate=0.0).start(grid, START, num_rounds=2)
+    assert numbers(result.train_metrics_clientapp[2], "kept") == sorted(map(arm_of, names))
+
+
+@pytest.mark.parametrize("how", ["ask", "replies"])
+def test_a_node_that_claims_the_name_of_another_is_left_out(how: Any) -> None:
+    grid = LocalGrid({1: node(), 2: node(BAD, client="node 1"), 3: node()})
+    result = FedPdp(client_ids=how, fraction_evaluate=0.0).start(grid, START, num_rounds=2)
+    assert numbers(result.train_metrics_clientapp[2], "kept") == sorted(arm_of(f"node {n}") for n in (1, 3))
+    assert weight_of(result.arrays) == pytest.approx(GOOD)
 
 
 def test_fedpdp_averages_by_examples() -> None:
