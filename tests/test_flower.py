@@ -290,6 +290,10 @@ def npy(header: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8)
 
 
+def measured(**metrics: Any) -> MetricRecord:
+    return MetricRecord({"num-examples": 10, **metrics})
+
+
 def saved(values: np.ndarray[Any, Any]) -> bytes:
     return Array(values).data
 
@@ -311,6 +315,8 @@ BAD_REPLIES: dict[str, tuple[Callable[[Message], Message | None], str]] = {
     "too many examples": (lambda m: reply(m, examples=1e300), "num-examples 1e+300"),
     "nan examples": (lambda m: reply(m, examples=float("nan")), "num-examples nan"),
     "list of examples": (lambda m: reply(m, examples=[1, 2]), "num-examples [1, 2]"),
+    "no loss": (lambda m: reply(m, metrics=measured(train_loss=float("nan"))), "training loss nan"),
+    "list of losses": (lambda m: reply(m, metrics=measured(train_loss=[1.0, 2.0])), "training loss nan"),
     "no arrays": (
         lambda m: Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=m),
         "0 array records, expected one",
@@ -356,6 +362,23 @@ def test_a_bad_reply_is_left_out_with_its_reason_and_not_rewarded(kind: str, tmp
     state = strategy.sampler.state_dict()
     place = state["clients"].index(bad)
     assert (state["alpha"][place], state["beta"][place]) == (1, 3)  # twice asked, never kept
+
+
+@pytest.mark.parametrize("kind", BAD_REPLIES)
+def test_who_sends_what_is_no_model_is_one_of_the_liars_a_filter_assumes(kind: str) -> None:
+    """Krum needs 2f + 3 models: four do with f = 1 if a fifth unmasked itself, not if its sender may be honest."""
+    grid = LocalGrid({1: node(), 2: node(), 3: node(), 4: node(), 5: BAD_REPLIES[kind][0]})
+    strategy = SieveStrategy(UniformSampler(), Krum(1), fraction_evaluate=0.0)
+    (metrics,) = strategy.start(grid, START, num_rounds=1).train_metrics_clientapp.values()
+    assert len(numbers(metrics, "kept")) == (0 if kind in ("error", "silence") else 1)
+
+
+def test_who_is_refused_for_its_name_is_not_one_of_them() -> None:
+    """It may be the honest one of the two."""
+    grid = LocalGrid({n: node(client="a" if n > 3 else None) for n in range(1, 6)})
+    strategy = SieveStrategy(UniformSampler(), Krum(1), fraction_evaluate=0.0)
+    (metrics,) = strategy.start(grid, START, num_rounds=1).train_metrics_clientapp.values()
+    assert len(numbers(metrics, "failed")) == 1 and numbers(metrics, "kept") == []
 
 
 def test_a_round_with_too_few_usable_models_changes_nothing_and_the_next_goes_on(tmp_path: Path) -> None:

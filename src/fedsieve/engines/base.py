@@ -51,9 +51,13 @@ class Update:
         return self.error if self.error is not None else problem_of(self.model, self.loss, like)
 
 
+UNUSABLE = "unusable reply: "
+"""How a problem begins where something came that can't be taken for a model."""
+
+
 def is_nonsense(problem: str) -> bool:
     """Whether somebody sent what is no model, as against nothing: such a client lies, or is broken."""
-    return problem.startswith(("model ", "validation logits "))
+    return problem.startswith(("model ", "validation logits ", UNUSABLE))
 
 
 def problem_of(model: Tensor | None, loss: float, like: Tensor) -> str | None:

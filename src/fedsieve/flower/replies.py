@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedsieve.engines.base import problem_of
+from fedsieve.engines.base import UNUSABLE, is_nonsense, problem_of
 from fedsieve.flower.arrays import ArrayLayout
 
 CLIENT_ID = "client-id"
@@ -42,9 +42,10 @@ class Reply:
         if self.error is not None:
             return self.error
         try:
-            return problem_of(self.model, self.loss, like)
+            problem = problem_of(self.model, self.loss, like)
         except ValueError as error:  # what it sent can't be unpacked
-            return _one_line(str(error))
+            problem = str(error)
+        return problem if problem is None or is_nonsense(problem) else _one_line(UNUSABLE + problem)
 
 
 def read_reply(message: Message, client: int, layout: ArrayLayout, weighted_by: str) -> Reply:
@@ -60,9 +61,10 @@ def read_reply(message: Message, client: int, layout: ArrayLayout, weighted_by: 
     metrics = _metrics(content)
     examples = metrics.get(weighted_by)
     if examples is None:
-        return unusable(f"no {weighted_by} among its metrics")
+        return unusable(f"{UNUSABLE}no {weighted_by} among its metrics")
     if isinstance(examples, list) or not (math.isfinite(examples) and 0 < examples <= MOST_EXAMPLES):
-        return unusable(f"{weighted_by} {examples}, which is not a number above 0 and up to {MOST_EXAMPLES:g}")
+        reason = f"{weighted_by} {examples}, which is not a number above 0 and up to {MOST_EXAMPLES:g}"
+        return unusable(UNUSABLE + reason)
     loss = metrics.get("train_loss", metrics.get("train-loss", 0.0))
     loss = math.nan if isinstance(loss, list) else float(loss)
     return Reply(client, node, content, float(examples), loss, None, layout)
