@@ -26,7 +26,7 @@ import fedsieve as fs
 from fedsieve.averaging import Coefficients, Kept
 from fedsieve.errors import InvalidSetting
 from fedsieve.filtering import Candidates, KeepAll, Krum, ModelFilter, Selection
-from fedsieve.flower import FedCA, FedCM, FedPdp, FedSieve, SieveStrategy
+from fedsieve.flower import FedCA, FedCM, FedPdp, FedSieve, SieveStrategy, client_app
 from fedsieve.flower.arrays import ArrayLayout
 from fedsieve.flower.roster import NAMED, Roster, arm_of
 from fedsieve.sampling import (
@@ -689,6 +689,19 @@ def test_an_average_over_rounds_is_evaluated_and_clients_go_on_from_the_last_mod
 def test_a_wrong_argument_is_named(strategy: type[SieveStrategy], given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSetting, match=said):
         strategy(**given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"attack": "sign-flip", "hostile": 0.25}, "attack: 'sign-flip' is not allowed; use none"),
+        ({"attack": "label-flip", "hostile": 0.25}, "attack: 'label-flip' is not allowed; use none"),
+        ({"engine": "ray"}, "engine: 'ray' is not allowed; use auto, lanes, workers or sequential"),
+    ],
+)
+def test_what_nodes_cannot_do_is_refused_before_the_first_round(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{said}"):
+        client_app(fs.Config(**settings))
 
 
 def test_without_flower_one_line_says_how_to_get_it() -> None:

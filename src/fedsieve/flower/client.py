@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from fedsieve.engines import SequentialEngine
+from fedsieve.errors import InvalidSetting
 from fedsieve.filtering import accuracy, log_likelihood
 from fedsieve.flower.arrays import ArrayLayout
 from fedsieve.flower.replies import CLIENT_ID
@@ -31,6 +32,10 @@ def say_who(app: ClientApp) -> ClientApp:
 
 def client_app(config: Config) -> ClientApp:
     """A ClientApp whose nodes are the clients of a simulated run: `partition-id` k trains as client k does there."""
+    if config.attack != "none":
+        raise InvalidSetting("attack", config.attack, "none: attacks are for the simulator")
+    if config.engine == "ray":
+        raise InvalidSetting("engine", config.engine, "auto, lanes, workers or sequential for a node")
     app = say_who(ClientApp())
 
     @app.train()
@@ -60,7 +65,7 @@ def client_app(config: Config) -> ClientApp:
 @lru_cache(maxsize=1)
 def _assembled(config: Config) -> SequentialEngine:
     _, engine = assemble(config)
-    assert isinstance(engine, SequentialEngine)  # every engine of this machine is one
+    assert isinstance(engine, SequentialEngine)  # all are but those that client_app refuses
     return engine
 
 
