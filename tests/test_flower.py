@@ -159,6 +159,14 @@ def test_arrays_go_to_a_vector_and_back(sizes: list[list[int]], random: Any) -> 
         assert np.array_equal(back[name].numpy(), record[name].numpy())
 
 
+def test_whole_numbers_lie_after_what_is_trained() -> None:
+    kinds = (np.int64, np.float32, np.bool_, np.float16)
+    record = ArrayRecord([np.full(2, number, kind) for number, kind in enumerate(kinds)])
+    layout = ArrayLayout.of(record)
+    assert layout.read(record).tolist() == [1, 1, 3, 3, 0, 0, 1, 1]
+    assert layout.layout.parameters == 4
+
+
 def test_arrays_of_a_module_lie_as_the_simulator_has_them() -> None:
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
     layout = Layout.of(module)
@@ -362,6 +370,23 @@ def test_a_bad_reply_is_left_out_with_its_reason_and_not_rewarded(kind: str, tmp
     state = strategy.sampler.state_dict()
     place = state["clients"].index(bad)
     assert (state["alpha"][place], state["beta"][place]) == (1, 3)  # twice asked, never kept
+
+
+def test_counters_have_no_say_in_whom_to_believe() -> None:
+    """The first two have counted as far; the last two have nearly the same weights."""
+
+    def counting(weight: float, count: int) -> Answer:
+        def answer(message: Message) -> Message:
+            found = reply(message, (weight, 0.0))
+            found.content.array_records["arrays"]["count"] = Array(np.array(count))
+            return found
+
+        return answer
+
+    grid = LocalGrid({1: counting(100.0, 0), 2: counting(0.0, 0), 3: counting(0.1, 50_000)})
+    strategy = SieveStrategy(UniformSampler(), Krum(0), fraction_evaluate=0.0)
+    result = strategy.start(grid, START, num_rounds=1)
+    assert weight_of(result.arrays)[0] < 1
 
 
 @pytest.mark.parametrize("kind", BAD_REPLIES)
@@ -638,17 +663,32 @@ def test_momentum_is_that_of_flowers_fedavgm() -> None:
     assert weight_of(ours.arrays)[0] > 3  # the mean of where they want to go is 2.5
 
 
+class Watched(Line):
+    """A Line that notes what it saw, as batch norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+
 def test_a_federation_that_is_given_a_model_later_keeps_its_momentum(tmp_path: Path) -> None:
-    """Without one it was not known that `count` is no weight, so it has a velocity on disk."""
-    nodes = {n: node((n, -1.0)) for n in (1, 2)}
+    """Without one it was not known that `seen` is no weight, so it has a velocity on disk."""
+
+    def answer(message: Message) -> Message:
+        found = reply(message, (1.5, -1.0))
+        found.content.array_records["arrays"]["seen"] = Array(np.ones(1, np.float32))
+        return found
+
+    nodes: dict[int, Answer] = {1: answer, 2: answer}
+    start = ArrayRecord(Watched().state_dict())
 
     def weights(folder: str, rounds: int, beta: float = 0.5, **more: Any) -> list[float]:
         settings: dict[str, Any] = {"fraction_evaluate": 0.0, "server_momentum": beta, "state_dir": tmp_path / folder}
-        return weight_of(FedPdp(**settings, **more).start(LocalGrid(nodes), START, num_rounds=rounds).arrays)
+        return weight_of(FedPdp(**settings, **more).start(LocalGrid(nodes), start, num_rounds=rounds).arrays)
 
     whole = weights("whole", 4)
     weights("later", 2)
-    assert weights("later", 4, model=Line, validation=(X, Y), device="cpu") == pytest.approx(whole)
+    assert weights("later", 4, model=Watched, validation=(X, Y), device="cpu") == pytest.approx(whole)
     weights("stopped", 2)
     weights("stopped", 3, beta=0.0)
     assert weights("stopped", 4) == pytest.approx([1.5, -1.0])  # what moved two rounds ago is forgotten

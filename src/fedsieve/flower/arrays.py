@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -31,21 +32,24 @@ class ArrayLayout:
 
     @classmethod
     def of(cls, record: ArrayRecord, module: Layout | None = None, state: Sequence[str] = ()) -> ArrayLayout:
-        """The layout of a record's arrays: that of the `module` they belong to, or one after the other.
+        """The layout of a record's arrays: that of the `module` they belong to, or floats and then whole numbers.
 
-        Arrays go by the names of the module's `state` dictionary or, where they have others, by its order.
+        Arrays go by the names of the module's `state` dictionary or, where they have others, by its order. Without a
+        module all floats count as trained.
         """
         keys, arrays = tuple(record), list(record.values())
         shapes = [tuple(array.shape) for array in arrays]
         dtypes = tuple(np.dtype(array.dtype) for array in arrays)
         if module is None:
-            stops = np.cumsum([int(np.prod(shape)) for shape in shapes]).tolist()
-            starts = [0, *stops[:-1]]
-            pieces = tuple(map(Piece, keys, shapes, starts, stops))
+            floats_first = sorted(range(len(keys)), key=lambda number: dtypes[number].kind != "f")
+            pieces, size, trained = list[Piece](), 0, 0
+            for number in floats_first:
+                pieces.append(Piece(keys[number], shapes[number], size, size + math.prod(shapes[number])))
+                size = pieces[-1].stop
+                trained = size if dtypes[number].kind == "f" else trained
             wide = any(dtype == np.float64 for dtype in dtypes)
-            size = stops[-1] if stops else 0
-            layout = Layout(pieces, size, size, torch.float64 if wide else torch.float32)
-            return cls(layout, keys, dtypes, tuple(range(len(keys))))
+            layout = Layout(tuple(pieces), trained, size, torch.float64 if wide else torch.float32)
+            return cls(layout, keys, dtypes, tuple(np.argsort(floats_first).tolist()))
         names = {piece.name: place for place, piece in enumerate(module.pieces)}
         places = tuple(names[key] for key in (keys if set(names) == set(keys) else state))
         expected = [module.pieces[place].shape for place in places]

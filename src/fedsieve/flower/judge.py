@@ -56,8 +56,6 @@ class ValidationJudge(Judge):
 class NoJudge(Judge):
     """For algorithms that look at no validation data."""
 
-    layout = None
-
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
         """There is nothing to predict."""
         raise InvalidSetting("validation", None, "a pair of arrays (x, y), which the filter needs")

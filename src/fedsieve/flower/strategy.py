@@ -264,6 +264,7 @@ class SieveStrategy(FedAvg):
         if self._layout is not None:
             return
         self._layout = ArrayLayout.of(arrays, self.judge.layout, self._names)
+        self.judge.layout = self.layout.layout  # so that filters know what is trained, also where there is no module
         self.model = self.layout.read(arrays)
         self.momentum.trained = self.layout.layout.parameters
         saved = self.state.load(self.layout.layout) if self.state else None
