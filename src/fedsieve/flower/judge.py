@@ -27,6 +27,9 @@ class ValidationJudge(Judge):
             inputs, labels = (np.asarray(torch.as_tensor(part).cpu()) for part in validation)
         except (TypeError, ValueError) as error:
             raise InvalidSetting("validation", type(validation).__name__, f"arrays (x, y) ({error})") from None
+        if inputs.dtype.kind != "f" or inputs.ndim < 2 or inputs.size == 0:
+            given = f"inputs {inputs.dtype} {list(inputs.shape)}"
+            raise InvalidSetting("validation", given, "floats [n, ...], at least one example, as the model takes them")
         module = model if isinstance(model, nn.Module) else model()
         if not isinstance(module, nn.Module):
             raise InvalidSetting("model", type(module).__name__, "a torch.nn.Module, or a function that makes one")
@@ -74,8 +77,7 @@ def _outputs(module: nn.Module, inputs: np.ndarray[Any, Any]) -> int:
     training = module.training
     try:
         with torch.no_grad():
-            example = torch.as_tensor(inputs[:2])
-            return int(module.cpu().eval()(example.float() if example.is_floating_point() else example).shape[-1])
+            return int(module.cpu().eval()(torch.as_tensor(inputs[:2]).float()).shape[-1])
     except Exception as error:
         raise InvalidSetting("model", type(module).__name__, f"a model for the validation inputs ({error})") from None
     finally:
