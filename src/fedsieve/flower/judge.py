@@ -33,7 +33,11 @@ class ValidationJudge(Judge):
         module = model if isinstance(model, nn.Module) else model()
         if not isinstance(module, nn.Module):
             raise InvalidSetting("model", type(module).__name__, "a torch.nn.Module, or a function that makes one")
-        dataset = Dataset.from_arrays(inputs, labels, inputs, labels, classes=_outputs(module, inputs))
+        classes = _outputs(module, inputs)
+        try:
+            dataset = Dataset.from_arrays(inputs, labels, inputs, labels, classes)
+        except InvalidSetting as problem:  # it names the training data, of which there is none here
+            raise InvalidSetting("validation", problem.value, problem.allowed) from None
         nobody = Partition(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64))
         place = find_device(device)
         common = (lambda: module, dataset, nobody, np.arange(len(labels)), LocalTraining(), seed)
