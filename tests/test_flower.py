@@ -511,8 +511,13 @@ class Mortal(LocalGrid):
         return super().send_and_receive(messages, timeout=timeout)
 
 
+@pytest.mark.parametrize("caught", [False, True])
 @pytest.mark.parametrize(("kind", "time"), [("train", 1), ("train", 3), ("evaluate", 2), ("evaluate", 5)])
-def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(kind: str, time: int, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(
+    kind: str, time: int, caught: bool, tmp_path: Path
+) -> None:
+    """It is another process, or the same that caught the error."""
+
     nodes = {n: node((-n / 5, n / 7), examples=n, client=str(n)) for n in range(1, 9)}
 
     def strategy(folder: str) -> FedCM:
@@ -535,10 +540,12 @@ def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(kind: str, t
     whole = LocalGrid(nodes)
     expected = strategy("whole").start(whole, START, num_rounds=5, evaluate_fn=judged)
     mortal = Mortal(nodes, kind, time)
+    first = strategy("killed")
     with pytest.raises(Killed):
-        strategy("killed").start(mortal, START, num_rounds=5, evaluate_fn=judged)
+        first.start(mortal, START, num_rounds=5, evaluate_fn=judged)
     grid = LocalGrid(nodes)
-    result = strategy("killed").start(grid, START, num_rounds=5, evaluate_fn=judged)
+    second = first if caught else strategy("killed")
+    result = second.start(grid, START, num_rounds=5, evaluate_fn=judged)
     assert (mortal.sent + grid.sent) == whole.sent
     assert result.arrays["weight"].numpy().tolist() == expected.arrays["weight"].numpy().tolist()
     for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
@@ -546,6 +553,36 @@ def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(kind: str, t
     again = strategy("killed").start(LocalGrid({}), START, num_rounds=5, evaluate_fn=judged)
     assert again.train_metrics_clientapp == expected.train_metrics_clientapp  # all done: nothing is asked
     assert weight_of(again.arrays) == weight_of(expected.arrays)
+
+
+def test_a_second_start_begins_from_its_own_arrays() -> None:
+    def half_way(message: Message) -> Message:
+        (now, _) = weight_of(message.content.array_records["arrays"])
+        return reply(message, ((now + 4) / 2, 0.0))
+
+    def strategy() -> SieveStrategy:
+        settings: dict[str, Any] = {"fraction_evaluate": 0.0, "server_momentum": 0.5, "smoothing": 0.5}
+        return SieveStrategy(UniformSampler(), KeepFirst(), half, **settings)
+
+    other = ArrayRecord({"weight": Array(np.full(2, 9.0, np.float32)), "count": Array(np.array(0))})
+    grid, twice = LocalGrid({1: half_way, 2: half_way}), strategy()
+    expected = strategy().start(grid, other, num_rounds=3)
+    twice.start(grid, START, num_rounds=3)
+    assert weight_of(twice.start(grid, other, num_rounds=3).arrays) == weight_of(expected.arrays)
+
+
+def test_a_second_start_goes_on_from_what_is_on_disk(tmp_path: Path) -> None:
+    nodes = {n: node((n / 5, 0.0), client=str(n)) for n in range(1, 9)}
+    whole, parts = LocalGrid(nodes), LocalGrid(nodes)
+    settings: dict[str, Any] = {"fraction_train": 0.5, "client_ids": "ask"}
+    expected = thompson(**settings).start(whole, START, num_rounds=5)
+    strategy = thompson(**settings, state_dir=tmp_path)
+    for rounds in (2, 5, 5):
+        result = strategy.start(parts, START, num_rounds=rounds)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5] and parts.sent == whole.sent
+    assert weight_of(result.arrays) == weight_of(expected.arrays)
+    assert result.train_metrics_clientapp == expected.train_metrics_clientapp
 
 
 LARGE = (4, 9, 17)

@@ -154,7 +154,11 @@ class SieveStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the federation as Flower does; with a `state_dir`, go on after the last round that is on disk."""
+        """Run the federation as Flower does; with a `state_dir`, go on after the last round that is on disk.
+
+        A second `start` without one begins with its own arrays; what is known of clients stays.
+        """
+        self._layout = None
         self._open(initial_arrays)
         self._result = self.state.load_results(self._before) if self.state else Result()
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
@@ -263,10 +267,13 @@ class SieveStrategy(FedAvg):
         """Before the first round: learn what the model looks like, and go on from what is on disk."""
         if self._layout is not None:
             return
-        self._layout = ArrayLayout.of(arrays, self.judge.layout, self._names)
+        described = self.judge.layout if self._names else None
+        self._layout = ArrayLayout.of(arrays, described, self._names)
         self.judge.layout = self.layout.layout  # so that filters know what is trained, also where there is no module
         self.model = self.layout.read(arrays)
         self.momentum.trained = self.layout.layout.parameters
+        self._before, self.smoothing.average, self.momentum.velocity = 0, None, None
+        self._begun, self._saved_sampler = self._begun and self.state is None, None
         saved = self.state.load(self.layout.layout) if self.state else None
         if saved is not None:
             self._before, self.model, parts = saved.round, saved.model(self.layout.layout), saved.sampler
