@@ -27,7 +27,7 @@ from fedsieve.averaging import Coefficients, Kept
 from fedsieve.errors import InvalidSetting
 from fedsieve.filtering import Candidates, KeepAll, Krum, ModelFilter, Selection
 from fedsieve.flower import FedCA, FedCM, FedPdp, FedSieve, SieveStrategy, client_app
-from fedsieve.flower.arrays import ArrayLayout
+from fedsieve.flower.arrays import ArrayLayout, piece_names
 from fedsieve.flower.roster import NAMED, Roster, arm_of
 from fedsieve.sampling import (
     AgnosticSampler,
@@ -169,15 +169,60 @@ def test_whole_numbers_lie_after_what_is_trained() -> None:
 
 def test_arrays_of_a_module_lie_as_the_simulator_has_them() -> None:
     module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
-    layout = Layout.of(module)
-    names = list(module.state_dict())
+    layout, names = Layout.of(module), piece_names(module)
     by_name = ArrayLayout.of(ArrayRecord(module.state_dict()), layout, names)
     by_order = ArrayLayout.of(ArrayRecord([tensor.numpy() for tensor in module.state_dict().values()]), layout, names)
     assert torch.equal(by_name.read(ArrayRecord(module.state_dict())), layout.read(module))
     unnamed = by_order.write(layout.read(module))
     assert torch.equal(by_order.read(unnamed), layout.read(module))
     with pytest.raises(InvalidSetting, match="initial_arrays"):
-        ArrayLayout.of(ArrayRecord([np.zeros(3)]), layout, names[:1])
+        ArrayLayout.of(ArrayRecord([np.zeros(3)]), layout, names)
+
+
+class Tied(nn.Module):
+    """Two layers with the same weights, which a state dictionary lists twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.last = nn.Linear(2, 2)
+        self.last.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.first(inputs))
+        return outputs
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_weights_that_layers_share_are_one_piece(named: bool) -> None:
+    module = Tied()
+    layout, names = Layout.of(module), piece_names(module)
+    state = module.state_dict()
+    record = ArrayRecord(state) if named else ArrayRecord([tensor.numpy() for tensor in state.values()])
+    arrays = ArrayLayout.of(record, layout, names)
+    assert torch.equal(arrays.read(record), layout.read(module))
+    back = arrays.write(layout.read(module))
+    assert list(back) == list(record)
+    assert all(np.array_equal(back[name].numpy(), record[name].numpy()) for name in record)
+
+
+def test_a_model_with_shared_weights_is_trained_and_judged() -> None:
+    module = Tied()
+    start = ArrayRecord(module.state_dict())
+
+    def answer(message: Message) -> Message:
+        arrays = message.content.array_records["arrays"]
+        return Message(RecordDict({"arrays": arrays, "metrics": measured()}), reply_to=message)
+
+    inputs = np.concatenate([X, -X], axis=1)
+    strategy = FedCA(model=module, validation=(inputs, Y), fraction_evaluate=0.0, device="cpu")
+    result = strategy.start(LocalGrid({1: answer, 2: answer}), start, num_rounds=1)
+    assert {name: array.numpy().tolist() for name, array in result.arrays.items()} == {
+        name: array.numpy().tolist() for name, array in start.items()
+    }
+    with torch.no_grad():
+        right = (module(torch.from_numpy(inputs)).argmax(1).numpy() == Y).mean()
+    assert result.train_metrics_clientapp[1]["score"] == pytest.approx(right)
 
 
 def test_arms_follow_the_client() -> None:

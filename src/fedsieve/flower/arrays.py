@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsieve.errors import InvalidSetting
 from fedsieve.vector import Layout, Piece, Vectors
@@ -31,11 +31,11 @@ class ArrayLayout:
     memory: Vectors = field(default_factory=Vectors, repr=False, compare=False)
 
     @classmethod
-    def of(cls, record: ArrayRecord, module: Layout | None = None, state: Sequence[str] = ()) -> ArrayLayout:
+    def of(cls, record: ArrayRecord, module: Layout | None = None, state: Mapping[str, str] = {}) -> ArrayLayout:
         """The layout of a record's arrays: that of the `module` they belong to, or floats and then whole numbers.
 
-        Arrays go by the names of the module's `state` dictionary or, where they have others, by its order. Without a
-        module all floats count as trained.
+        Arrays go by the names in `state`, the module's `piece_names`, or, where they have others, by their order there.
+        Without a module all floats count as trained.
         """
         keys, arrays = tuple(record), list(record.values())
         shapes = [tuple(array.shape) for array in arrays]
@@ -50,8 +50,8 @@ class ArrayLayout:
             wide = any(dtype == np.float64 for dtype in dtypes)
             layout = Layout(tuple(pieces), trained, size, torch.float64 if wide else torch.float32)
             return cls(layout, keys, dtypes, tuple(np.argsort(floats_first).tolist()))
-        names = {piece.name: place for place, piece in enumerate(module.pieces)}
-        places = tuple(names[key] for key in (keys if set(names) == set(keys) else state))
+        by_name = {piece.name: place for place, piece in enumerate(module.pieces)}
+        places = tuple(by_name[state[key]] for key in (keys if set(state) == set(keys) else state))
         expected = [module.pieces[place].shape for place in places]
         if shapes != expected:
             raise InvalidSetting("initial_arrays", _first_difference(keys, shapes, expected), "the model's arrays")
@@ -84,6 +84,12 @@ class ArrayLayout:
             values = vector[piece.start : piece.stop].detach().cpu().view(piece.shape).numpy()
             record[key] = Array(np.asarray((values if dtype.kind == "f" else np.rint(values)).astype(dtype)))
         return record
+
+
+def piece_names(module: nn.Module) -> dict[str, str]:
+    """For each name in a module's state dictionary that of the piece it is; layers may share one."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in module.state_dict(keep_vars=True).items()}
 
 
 def _view(array: Array) -> np.ndarray[Any, Any]:

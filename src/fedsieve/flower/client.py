@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from fedsieve.engines import SequentialEngine
 from fedsieve.errors import InvalidSetting
 from fedsieve.filtering import accuracy, log_likelihood
-from fedsieve.flower.arrays import ArrayLayout
+from fedsieve.flower.arrays import ArrayLayout, piece_names
 from fedsieve.flower.replies import CLIENT_ID
 from fedsieve.runs import Config, assemble
 
@@ -72,4 +72,4 @@ def _assembled(config: Config) -> SequentialEngine:
 def _engine(config: Config, message: Message) -> tuple[SequentialEngine, ArrayLayout]:
     engine = _assembled(config)
     arrays: ArrayRecord = message.content.array_records["arrays"]
-    return engine, ArrayLayout.of(arrays, engine.layout, list(engine.module.state_dict()))
+    return engine, ArrayLayout.of(arrays, engine.layout, piece_names(engine.module))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedsieve.averaging import Scheme, fedpdp
 from fedsieve.errors import InvalidSetting, TooFewUpdates, unknown_name
 from fedsieve.filtering import ModelFilter
-from fedsieve.flower.arrays import ArrayLayout
+from fedsieve.flower.arrays import ArrayLayout, piece_names
 from fedsieve.flower.judge import NoJudge, ValidationJudge
 from fedsieve.flower.replies import Reply, claimed_id, read_reply
 from fedsieve.flower.roster import Roster
@@ -112,10 +112,10 @@ class SieveStrategy(FedAvg):
         self.smoothing = Smoothing(smoothing)
         self.seed = seed
         self.judge: ValidationJudge | NoJudge = NoJudge()
-        self._names: Sequence[str] = ()
+        self._names: Mapping[str, str] = {}
         if model is not None and validation is not None:
             self.judge = ValidationJudge(model, validation, device, seed)
-            self._names = list(self.judge.engine.module.state_dict())
+            self._names = piece_names(self.judge.engine.module)
         self.sieve = Sieve(filter, averaging, self.judge, max(1, min_train_nodes), seed=seed)
         self.roster = Roster()
         self.examples: dict[int, float] = {}
