@@ -225,6 +225,13 @@ def test_a_model_with_shared_weights_is_trained_and_judged() -> None:
     assert result.train_metrics_clientapp[1]["score"] == pytest.approx(right)
 
 
+def test_a_model_that_is_given_stays_as_it_is() -> None:
+    module = Line()
+    strategy = FedCA(model=module, validation=(X, Y), fraction_evaluate=0.0, device="cpu")
+    strategy.start(LocalGrid({1: node(GOOD), 2: node(BAD)}), START, num_rounds=1)
+    assert module.training and module.weight.tolist() == [0.0, 0.0]
+
+
 def test_arms_follow_the_client() -> None:
     roster = Roster()
     roster.meet([10, 11])

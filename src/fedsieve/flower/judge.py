@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ class ValidationJudge(Judge):
         if inputs.dtype.kind != "f" or inputs.ndim < 2 or inputs.size == 0:
             given = f"inputs {inputs.dtype} {list(inputs.shape)}"
             raise InvalidSetting("validation", given, "floats [n, ...], at least one example, as the model takes them")
-        module = model if isinstance(model, nn.Module) else model()
+        module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         if not isinstance(module, nn.Module):
             raise InvalidSetting("model", type(module).__name__, "a torch.nn.Module, or a function that makes one")
         classes = _outputs(module, inputs)
