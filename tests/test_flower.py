@@ -32,10 +32,13 @@ from fedsieve.flower.roster import NAMED, Roster, arm_of
 from fedsieve.sampling import (
     AgnosticSampler,
     ClientSampler,
+    CSUCBQSampler,
+    CSUCBSampler,
     FedCSSampler,
     OortSampler,
     PowerOfChoiceSampler,
     ProportionalSampler,
+    UCBSampler,
     UniformSampler,
 )
 from fedsieve.vector import Layout
@@ -489,6 +492,21 @@ def test_a_round_with_too_few_models_for_its_filter_changes_nothing_and_the_next
     assert [len(numbers(rounds[round], "kept")) for round in (1, 2, 3)] == [1, 0, 1]
     assert [len(numbers(rounds[round], "failed")) for round in (1, 2, 3)] == [0, 1, 0]
     assert weight_of(result.arrays) == pytest.approx(GOOD)
+
+
+def test_who_costs_a_round_is_asked_less() -> None:
+    """One node of four never answers; whenever it is asked, the round is lost."""
+    grid = LocalGrid({n: node(client=str(n)) if n > 1 else lambda message: None for n in range(1, 5)})
+    strategy = SieveStrategy(UCBSampler(), KeepAll(), min_train_nodes=1, fraction_train=0.25, fraction_evaluate=0.0)
+    result = strategy.start(grid, START, num_rounds=40)
+    lost = sum(not numbers(metrics, "kept") for metrics in result.train_metrics_clientapp.values())
+    assert 0 < lost < 8  # at random it would be ten
+
+
+@pytest.mark.parametrize("sampler", [FedCSSampler(9.0), CSUCBSampler(), CSUCBQSampler(0.2)])
+def test_samplers_that_go_by_time_are_refused(sampler: ClientSampler) -> None:
+    with pytest.raises(InvalidSetting, match=f"^sampler: '{type(sampler).__name__}' is not allowed"):
+        SieveStrategy(sampler, KeepAll())
 
 
 def test_the_order_in_which_nodes_are_listed_does_not_matter() -> None:
