@@ -464,6 +464,15 @@ def test_records_of_a_gpu_are_reported_on_any_machine(typed: Typed, tmp_path: Pa
     words = ["reproduce", "table4", "--dataset", "digits", "--rounds", "4", "--report-only", "--out", "paper"]
     assert " 61.5 " in typed(*words)[1]
     assert "61.5 ± 0.0" not in typed(*words, "--precision", "fp32")[1]
+    assert " 61.5 " in typed(*[word if word != "paper" else "mine" for word in words], "--also", "paper")[1]
+
+
+def test_records_of_a_cpu_are_reported_whatever_is_usual(typed: Typed, tmp_path: Path) -> None:
+    study = PAPER.study(quick=False, rounds=4, dataset="digits", device="cpu", precision="fp32")
+    write_record(made_up(TABLE_4[0], 0, 61.5, study=study), tmp_path / "paper" / "records")
+    (tmp_path / "paper" / "records" / "another.json").write_text("{}")
+    words = ["reproduce", "table4", "--dataset", "digits", "--rounds", "4", "--report-only", "--out", "paper"]
+    assert " 61.5 " in typed(*words)[1]
 
 
 def test_another_studys_runs_count_too(typed: Typed, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,17 @@ from fedsieve.cli.progress import RunProgress, RunsTable
 from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
 from fedsieve.parts import FILTERS, SAMPLERS, Part
-from fedsieve.runs import Callback, RunDirectory, compare, find_runs, pretrain_favor, run, summarise, tracker
+from fedsieve.runs import (
+    Callback,
+    RunDirectory,
+    compare,
+    find_runs,
+    pretrain_favor,
+    read_record,
+    run,
+    summarise,
+    tracker,
+)
 from fedsieve.runs.assembly import find_device, find_ray
 from fedsieve.runs.comparison import grid
 from fedsieve.runs.directory import write_whole
@@ -302,7 +313,8 @@ def reproduce_command(
         list[Path] | None, typer.Option(metavar="DIR", help="another study's folder, whose runs count too; repeatable")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 or bf16 (default: bf16 on a GPU and for --report-only, else fp32)")
+        str | None,
+        typer.Option(help="fp32, tf32 or bf16 (default: that of the runs in DIR, or bf16 on a GPU, else fp32)"),
     ] = None,
     report_only: Annotated[
         bool, typer.Option("--report-only", help="run nothing: tables and figures from the records that are there")
@@ -328,13 +340,14 @@ def reproduce_command(
     from fedsieve.reproduction import Reproduction, find_plan, write_up
 
     plan = find_plan(targets)
-    usual = "bf16" if _on_gpu(engine, device, address) or (report_only and not quick) else "fp32"
-    more = {"engine": engine, "address": address, "data_dir": data_dir, "precision": precision or usual}
-    study = plan.study(quick, rounds, dataset, device, **more)
     folder = out or Path(f"runs/{plan.name}-quick" if quick else f"runs/{plan.name}")
     for place in also or ():
         if not (place.is_dir() or is_record(place)):
             raise InvalidSetting("also", str(place), "folders of runs, or records of runs")
+    usual = _recorded_precision([folder / "records", *(also or ())])
+    usual = usual or ("bf16" if _on_gpu(engine, device, address) else "fp32")
+    more = {"engine": engine, "address": address, "data_dir": data_dir, "precision": precision or usual}
+    study = plan.study(quick, rounds, dataset, device, **more)
     seeds = plan.quick_seeds if quick and seeds is None else seeds
     reproduction = Reproduction(plan, study, targets, seeds, folder, also or ())
     if report_only and reproduction.jobs and not reproduction.results().all():
@@ -354,6 +367,15 @@ def reproduce_command(
             console.print(table.rich())
     for path in outcome.files:
         print(path)
+
+
+def _recorded_precision(places: Sequence[Path]) -> str | None:
+    """What the first run that is there was made with: runs of another precision would not count beside it."""
+    for place in places:
+        for path in sorted(place.rglob("*.json")) if place.is_dir() else [place]:
+            with suppress(InvalidSetting):
+                return read_record(path).config.precision
+    return None
 
 
 def _on_gpu(engine: str, device: str, address: str | None) -> bool:

@@ -170,7 +170,7 @@ def _draw_flaws(axes: Axes, results: Results) -> None:
         )  # fmt: skip
     axes.set_xticks(range(len(names)), [fill(Case(name, BALANCED).title, 12) for name in names])
     axes.set_ylabel("final test accuracy (%)")
-    title = f"{BALANCED.per_class(results.study)} validation images per class, balanced and flawed"
+    title = f"{BALANCED.per_class(results.study)} validation images per class"
     axes.set_title(title, fontsize=10, color=INK, loc="left")
     _calm(axes)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, frameon=False, fontsize=9, labelcolor=INK)
