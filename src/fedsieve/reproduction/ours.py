@@ -114,11 +114,13 @@ def ours_figure(results: Results) -> Figure | None:
         panels[f"{where} heterogeneity"] = {
             _curve(cell): [run.unsmoothed_accuracy for run in _runs(results, cell).values()] for cell in cells
         }
-        panels[f"{where} heterogeneity, smoothed"] = {
+        smoothed = {
             _curve(cell): [run.accuracy for run in results.of(cell)]
             for cell in cells
             if cell.smoothing and len(results.of(cell)) == len(_runs(results, cell))  # or other seeds would be shown
         }
+        if len(smoothed) > 1:  # one alone compares with nothing
+            panels[f"{where} heterogeneity, smoothed"] = smoothed
     if not any(panels.values()):
         return None
     return figures.accuracy_panels(panels, title=f"FedSieve beside the paper's algorithms, {results.study.on}")
