@@ -535,8 +535,7 @@ def main() -> None:
         parser.error(str(error))
     known = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
     done = {(run["name"], run["model"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
-    fitting = [name for name in VARIANTS if "augmented" not in name or given.model != "mlp"]
-    names = given.only or [*fitting, *NAMED]
+    names = given.only or [*VARIANTS, *NAMED]
     jobs = [
         (name, given.model, where, seed)
         for seed in range(given.seeds)
