@@ -1026,3 +1026,22 @@ def test_work_stays_on_the_device_it_is_given(monkeypatch: pytest.MonkeyPatch) -
         for search in SEARCHES:
             CombinatorialFilter(score, search=search).select(given_logits)
     assert max(brought_back) <= 2**12
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_beam_search_is_no_worse_than_greedy_where_clients_were_drawn_often(seed: int) -> None:
+    """20 models, some drawn two or three times; greedy adds the best model as long as that helps."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(10, size=200)
+    logits = random.normal(size=(20, 200, 10)) * 2
+    logits[:, np.arange(200), labels] += random.uniform(0, 3, size=(20, 1))
+    counts = torch.from_numpy(random.integers(1, 4, size=20))
+    problem = Problem(torch.from_numpy(logits), torch.from_numpy(labels), "cross-entropy", counts)
+    chosen: list[int] = []
+    best = -math.inf
+    while len(chosen) < 20:
+        score, model = max((problem.score_of((*chosen, m)), m) for m in range(20) if m not in chosen)
+        if score <= best:
+            break
+        best, chosen = score, [*chosen, model]
+    assert beam_search.search(problem).score >= best - 1e-9

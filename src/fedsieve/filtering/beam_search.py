@@ -10,6 +10,7 @@ given: the same logits give the same subset. For cross-entropy the concave relax
 from __future__ import annotations
 
 import time
+from itertools import product
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ def _beam(scorer: _Scorer, width: int, upwards: bool, deadline: float) -> Member
     for _ in range(models - 1):
         if time.monotonic() > deadline:
             break
-        scores = scorer.after_change(sums, np.full(models, float(sign)), float((members @ scorer.counts).mean()))
+        scores = scorer.after_change(sums, np.full(models, float(sign)), members @ scorer.counts)
         parent, changed = np.nonzero(members != upwards)
         _, once = np.unique(name[parent] ^ names[changed], return_index=True)  # what two parents have in common: once
         parent, changed = parent[once], changed[once]
@@ -114,7 +115,7 @@ def _walk(scorer: _Scorer, members: Members, moves: int, deadline: float) -> Mem
         if time.monotonic() > deadline:
             break
         signs = np.where(members, -1.0, 1.0)
-        scores = scorer.after_change(sums, signs, float(members @ scorer.counts))[0]
+        scores = scorer.after_change(sums, signs, members[None] @ scorer.counts)[0]
         if members.sum() == 1:
             scores[members] = -np.inf
         scores = np.where((free_again <= move) | (scores > best), scores, -np.inf)
@@ -156,11 +157,11 @@ class _Scorer:
         best, places = torch.cat(scores).sort(descending=True, stable=True)
         return members[places[:few].cpu().numpy()], best[:few]
 
-    def after_change(self, sums: Tensor, signs: NDArray[np.float64], size: float) -> NDArray[np.float64]:
+    def after_change(self, sums: Tensor, signs: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
         """About the score of subsets with `sums` [classes - 1, k, examples] after each single change: [k, models].
 
-        A model is added (sign 1) or dropped (-1). Good for ranking: accuracy compares margins coarsened to bytes, as
-        the exhaustive search does, and cross-entropy takes all subsets to have `size` before the change.
+        A model is added (sign 1) or dropped (-1); `sizes` [k] are those of the subsets before. Good for ranking:
+        accuracy compares margins coarsened to bytes, as the exhaustive search does, and cross-entropy cuts them off.
         """
         self.looked_at += sums.shape[1] * self.models
         changes = self.margins * torch.from_numpy(signs).to(self.margins).view(1, -1, 1)
@@ -169,18 +170,15 @@ class _Scorer:
             unit = (highest - lowest).clamp(min=1e-6) / 253
             low, high = (((x - lowest) / unit + 1).clamp_(0, 255).to(torch.uint8) for x in (changes, -sums))
             return count_passes(low, high).double().cpu().numpy() / sums.shape[2]
-        mean_count = self.counts.mean()
-        after = [max(size + sign * mean_count, mean_count) for sign in (1.0, -1.0)]
-        sizes = torch.from_numpy(np.where(signs > 0, *after)).to(self.margins)
         scores = torch.empty(sums.shape[1], self.models, device=sums.device)
-        for k in set(after):
-            chosen = torch.nonzero(sizes == sizes.new_tensor(k)).flatten()
-            if len(chosen) == 0:
-                continue
+        steps = signs * self.counts
+        for size, step in product(np.unique(sizes), np.unique(steps)):
+            subsets, models = np.flatnonzero(sizes == size).tolist(), np.flatnonzero(steps == step).tolist()
+            after = max(size + step, 1.0)
             of_sums, of_changes = (
-                (x / k).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp().permute(2, 1, 0)
-                for x in (sums, changes[:, chosen])
+                (x / after).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp().permute(2, 1, 0)
+                for x in (sums[:, subsets], changes[:, models])
             )
-            total = torch.bmm(of_sums, of_changes.transpose(1, 2)).add_(1)  # [examples, k, changes]
-            scores[:, chosen] = -total.log_().mean(0)
+            total = torch.bmm(of_sums, of_changes.transpose(1, 2)).add_(1)  # [examples, subsets, models]
+            scores[np.ix_(subsets, models)] = -total.log_().mean(0)
         return scores.double().cpu().numpy()
