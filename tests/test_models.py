@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fedsieve as fs
 from fedsieve.errors import InvalidSetting
 from fedsieve.models import MODELS, build, check_outputs
 from fedsieve.randomness import torch_draws
@@ -125,3 +127,29 @@ def test_checking_leaves_the_module_as_it_was() -> None:
     check_outputs(module, (5,), 4)
     assert module.training
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+class Scaling(nn.Module):
+    """Keeps a table that it makes when it is first called, and gives more than logits in training."""
+
+    def __init__(self, extra: bool) -> None:
+        super().__init__()
+        self.layer, self.extra, self.table = nn.Linear(64, 10), extra, None
+
+    def forward(self, x: Tensor) -> Any:
+        if self.table is None:
+            self.table = torch.linspace(1, 2, 10)  # type: ignore[assignment]
+        logits = self.layer(x.flatten(1)) * self.table
+        return (logits, logits) if self.extra and self.training else logits
+
+
+@pytest.mark.parametrize("engine", ["sequential", "workers"])
+def test_a_model_may_keep_what_it_made_when_it_was_first_called(engine: str) -> None:
+    config = fs.Config(algorithm="fedpdp", rounds=2, clients=4, local_steps=2, engine=engine, device="cpu")
+    assert not any(row["excluded"] for row in fs.run(config, model=lambda: Scaling(False)).rows)
+
+
+def test_a_model_that_gives_more_than_logits_in_training_is_told() -> None:
+    config = fs.Config(algorithm="fedpdp", rounds=1, clients=4, local_steps=2, device="cpu")
+    with pytest.raises(fs.FedSieveError, match="in training the model gives a tuple, not logits"):
+        fs.run(config, model=lambda: Scaling(True))

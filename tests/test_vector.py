@@ -227,3 +227,35 @@ def test_copies_of_other_sizes_may_come() -> None:
     vectors.copy(torch.zeros(50))
     assert torch.equal(vectors.copy(torch.arange(7.0)), torch.arange(7.0))
     assert torch.equal(vectors.copy(torch.arange(90.0)), torch.arange(90.0))
+
+
+def with_buffer(buffer: Tensor) -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_buffer("table", buffer)
+    return module
+
+
+@pytest.mark.parametrize("buffer", [torch.tensor([2**24 + 1]), torch.view_as_complex(torch.ones(3, 2))])
+@pytest.mark.filterwarnings("ignore:Casting complex")
+def test_buffers_that_would_lose_digits_are_refused(buffer: Tensor) -> None:
+    with pytest.raises(
+        InvalidSetting, match=r"^model: 'Linear' is not allowed; use a module whose buffers can be held"
+    ):
+        Layout.of(with_buffer(buffer))
+
+
+@pytest.mark.parametrize(
+    "buffer", [torch.arange(5000), torch.tensor([True, False]), torch.tensor([0.1], dtype=torch.float64)]
+)
+def test_whole_numbers_and_masks_that_fit_are_held(buffer: Tensor) -> None:
+    module = with_buffer(buffer.clone())
+    layout = Layout.of(module)
+    layout.write(layout.read(module), module)
+    assert torch.allclose(module.get_buffer("table").double(), buffer.double())
+
+
+def test_a_module_that_knows_no_shapes_yet_is_refused_in_one_line() -> None:
+    with pytest.raises(
+        InvalidSetting, match=r"^model: 'LazyLinear' is not allowed; use a module that knows the shapes"
+    ):
+        Layout.of(nn.LazyLinear(3))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedsieve.errors import InvalidSetting
 
@@ -44,18 +45,27 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         """The layout of a module's parameters and persistent buffers."""
+        if any(map(is_lazy, [*module.parameters(), *module.buffers()])):
+            allowed = "a module that knows the shapes of its parameters: call it once before"
+            raise InvalidSetting("model", type(module).__name__, allowed)
         parameters = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
         if not parameters:
             raise InvalidSetting("model", type(module).__name__, "a module with at least one parameter")
         types = {str(tensor.dtype) for tensor in parameters.values()}
         if len(types) > 1:
             raise InvalidSetting("model", ", ".join(sorted(types)), "a module whose parameters are all of one type")
+        dtype = next(iter(parameters.values())).dtype
+        for name, tensor in _buffers(module).items():
+            held = tensor.to(dtype).to(tensor.dtype)
+            if not tensor.is_floating_point() and not torch.equal(held, tensor):
+                allowed = f"a module whose buffers can be held as {dtype}: {name} is {tensor.dtype}, and loses digits"
+                raise InvalidSetting("model", type(module).__name__, allowed)
         pieces, start = [], 0
         for name, tensor in (parameters | dict(module.named_parameters()) | _buffers(module)).items():
             pieces.append(Piece(name, tuple(tensor.shape), start, start + math.prod(tensor.shape)))
             start = pieces[-1].stop
         count = sum(parameter.numel() for parameter in parameters.values())
-        return cls(tuple(pieces), count, start, next(iter(parameters.values())).dtype)
+        return cls(tuple(pieces), count, start, dtype)
 
     def read(self, module: nn.Module) -> Tensor:
         """A copy of the module's state as a vector [size]."""

@@ -153,7 +153,10 @@ class Trainer:
             images = channels_last(images)
         self._gradient.zero_()
         with torch.enable_grad():
-            loss = cross_entropy(self.module(images).to(self._layout.dtype), labels)
+            logits = self.module(images)
+            if not isinstance(logits, Tensor):
+                raise TypeError(f"in training the model gives a {type(logits).__name__}, not logits [n, classes]")
+            loss = cross_entropy(logits.to(self._layout.dtype), labels)
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
