@@ -134,3 +134,16 @@ def test_where_a_run_happens_is_no_difference() -> None:
     here = fs.Config(device="cpu")
     assert here.differences(fs.Config(device="auto", engine="sequential", data_dir=Path("/x"))) == []
     assert here.differences(fs.Config(lr=1, seed=2)) == ["lr", "seed"]
+
+
+@pytest.mark.parametrize("device", ["cuda:99999999999999", "cuda:²", "cpu:0", "gpu"])
+def test_what_is_no_device_is_named(device: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^device: .* is not allowed; use auto, cpu, cuda or cuda:N$"):
+        fs.Config(device=device)
+
+
+@pytest.mark.parametrize("field", ["clients", "lr", "hostile", "byzantine"])
+def test_yes_is_no_number(field: str) -> None:
+    with pytest.raises(InvalidSetting, match=rf"^{field}: True is not allowed; use a (whole )?number"):
+        fs.Config(**{field: True})
+    assert fs.Config(augment=False, even_classes=True).even_classes

@@ -495,3 +495,11 @@ def test_there_is_a_target_for_each_table_and_figure_with_data() -> None:
         *(f"figure{n}" for n in (1, 2, 3, 5, 6)),
     }
     assert PAPER.find(["figure2", "figure2"]) == ["figure2"]
+
+
+def test_runs_with_parts_of_ones_own_are_none_of_the_papers(caplog: pytest.LogCaptureFixture) -> None:
+    own = made_up(TABLE_4[0], 0, 99)
+    own.summary["own_parts"] = {"dataset": "Dataset"}
+    with caplog.at_level(logging.INFO, "fedsieve"):
+        found = results(own, made_up(TABLE_4[0], 1, 60))
+    assert found.final(TABLE_4[0]) == {1: 60.0} and "1 records are of other settings" in caplog.text

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 import fedsieve as fs
 from fedsieve.errors import InvalidSetting, MissingData, RunInUse, TooFewUpdates
 from fedsieve.filtering import Candidates, KeepAll, Selection
-from fedsieve.runs import RunDirectory
+from fedsieve.runs import RunDirectory, load_run
+from fedsieve.sampling import Feedback, UniformSampler
 
 SETTINGS: dict[str, Any] = {
     "algorithm": "fedcm-ts",
@@ -283,8 +285,84 @@ def test_a_run_goes_on_after_a_round_that_is_lost(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_run_of_which_every_round_is_lost_is_none() -> None:
-    with pytest.raises(TooFewUpdates, match="round 2: 4 usable models of 4, at least 9 needed"):
-        fs.run(fs.Config(rounds=2, clients=10, local_steps=1, min_updates=9))
+    with pytest.raises(TooFewUpdates, match=r"round 2: [01] usable models of 4, at least 4 needed"):
+        fs.run(fs.Config(rounds=2, clients=10, local_steps=1, min_updates=4, attack="nan", hostile=0.9))
+
+
+def test_more_models_than_are_asked_for_are_never_enough(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match=r"^min_updates: 9 is not allowed; use at most 4, as many as are asked$"):
+        fs.run(fs.Config(rounds=2, clients=10, min_updates=9), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+class Counting(UniformSampler):
+    """Its state has a number for each client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[int, int] = {}
+
+    def observe(self, feedback: Feedback) -> None:
+        for client in feedback.sampled:
+            self.times[int(client)] = self.times.get(int(client), 0) + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"times": self.times}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.times = {int(client): times for client, times in state["times"].items()}
+
+
+def test_a_state_may_go_by_whole_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, whole, twin = fs.Config(rounds=4, clients=14, ratio=1.0, local_steps=1), Counting(), Counting()
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(config, sampler=whole, out=tmp_path / "run", callbacks=[StopsAfter(3)])
+    fs.run(config, sampler=twin, out=tmp_path / "run", resume=True)
+    assert "can't be used" not in caplog.text and set(twin.times.values()) == {4}
+
+
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({}, r"^sampler: None is not allowed; use your Counting, as in the run in "),
+    ({"sampler": UniformSampler()}, r"^sampler: 'UniformSampler' is not allowed; use your Counting, as in the run in "),
+    ({"sampler": Counting(), "filter": KeepAll()}, r"^filter: 'KeepAll' is not allowed; use none of your own, as in "),
+]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(("parts", "said"), OTHERS)
+def test_a_run_goes_on_with_the_parts_it_began_with(
+    parts: dict[str, Any], said: str, finished: bool, tmp_path: Path
+) -> None:
+    config = fs.Config(rounds=3, clients=10, local_steps=1)
+    with suppress(KeyboardInterrupt):
+        fs.run(config, sampler=Counting(), out=tmp_path / "run", callbacks=[] if finished else [StopsAfter(2)])
+    with pytest.raises(InvalidSetting, match=said):
+        fs.run(config, **parts, out=tmp_path / "run", resume=True)
+    assert len(fs.run(config, sampler=Counting(), out=tmp_path / "run", resume=True).rows) == 3
+
+
+def test_a_configuration_that_was_lost_is_not_taken_for_the_usual_one(tmp_path: Path) -> None:
+    fs.run(fs.Config(rounds=2, clients=10, local_steps=1), out=tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("")
+    with pytest.raises(InvalidSetting, match=r"^config: .*config.yaml' is not allowed; use a whole file, as a run"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null"])
+@pytest.mark.parametrize(
+    "file", ["summary.json", "checkpoints/round-000003.json", "checkpoints/round-000002 (copy).json"]
+)
+def test_damaged_files_are_named_or_done_without(file: str, text: str, tmp_path: Path) -> None:
+    config = fs.Config(rounds=4, clients=10, local_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(config, out=tmp_path / "run", callbacks=[StopsAfter(4)])
+    (tmp_path / "run" / "checkpoints" / "round-000004.json").write_text("[]")
+    (tmp_path / "run" / file).write_text(text)
+    if file == "summary.json":
+        with pytest.raises(InvalidSetting, match=r"^out: .*summary.json' is not allowed; use a whole file"):
+            fs.run(config, out=tmp_path / "run", resume=True)
+    else:
+        assert fs.run(config, out=tmp_path / "run", resume=True).accuracy == fs.run(config).accuracy
 
 
 @pytest.mark.parametrize("saved", [[], [1]])

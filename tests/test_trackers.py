@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import fedsieve as fs
+from fedsieve.cli.app import _trackers
 from fedsieve.errors import InvalidSetting, MissingData
 from fedsieve.runs import RunDirectory, compare
 from fedsieve.runs.frames import load_run
@@ -377,3 +378,15 @@ def test_a_damaged_run_directory_is_one_line(file: str, content: str | None, tmp
 def test_no_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match="there is no run in"):
         load_run(tmp_path / "nothing")
+
+
+def test_who_is_drawn_twice_has_one_row(tmp_path: Path) -> None:
+    config = fs.Config(**QUICK | {"algorithm": "fedprox", "heterogeneity": "client", "clients": 4, "ratio": 1.0})
+    fs.run(config, out=tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert not run.clients.duplicated(["round", "client"]).any()
+    assert run.clients.groupby("round")["coefficient"].sum().tolist() == pytest.approx([1.0] * config.rounds)
+
+
+def test_a_tracker_named_twice_is_one(tmp_path: Path) -> None:
+    assert len(_trackers("tensorboard, tensorboard", tmp_path)) == 1

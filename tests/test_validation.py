@@ -153,3 +153,11 @@ def test_who_never_looks_at_validation_data_is_not_judged_by_it(tmp_path: Path) 
     assert "validation_accuracy" not in read_record(write_record(history, tmp_path)).rows[0]
     filtered = fs.run(fs.Config(algorithm="fedpdp", filter="fltrust", **SETTINGS))
     assert all("validation_accuracy" in row for row in filtered.rows)
+
+
+def test_validation_data_leaves_something_for_clients() -> None:
+    own = data.Dataset.from_arrays(
+        np.zeros((40, 3), np.float32), np.arange(40) % 2, np.zeros((4, 3), np.float32), [0, 1, 0, 1]
+    )
+    with pytest.raises(fs.FedSieveError, match=r"^validation_per_class: 20 is not allowed; use fewer: "):
+        fs.run(fs.Config(validation_per_class=20, augment=False, model="mlp", clients=2), dataset=own)

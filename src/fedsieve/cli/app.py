@@ -127,7 +127,8 @@ def _unused(folder: Path) -> Path:
 
 
 def _trackers(names: str, out: Path) -> list[Callback]:
-    return [tracker(name.strip(), out / "track") for name in names.split(",") if name.strip()]
+    given = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
+    return [tracker(name, out / "track") for name in given]
 
 
 def compare_command(
@@ -172,9 +173,12 @@ def compare_command(
         f", α = {config.alpha:g}" if config.heterogeneity in ("client", "class") else ""
     )
     curves = {name: [history.accuracy for history in runs] for name, runs in done.items()}
-    first = {name: runs[0].rows for name, runs in done.items()}
-    hostile = next(iter(done.values()))[0].summary.get("hostile", ())
-    asked_and_kept = f"{title}: who was asked and kept, seed {config.seed}"
+    common = set.intersection(*({run.config.seed for run in runs} for runs in done.values()))
+    seed = min(common, default=config.seed)
+    shown = {name: next((run for run in runs if run.config.seed == seed), runs[0]) for name, runs in done.items()}
+    first = {name: run.rows for name, run in shown.items()}
+    hostile = next(iter(shown.values())).summary.get("hostile", ())
+    asked_and_kept = f"{title}: who was asked and kept" + (f", seed {seed}" if common else "")
     drawn = {
         "curves": figures.accuracy_curves(curves, title),
         "participation": figures.participation(first, config.clients, asked_and_kept, hostile),

@@ -24,7 +24,7 @@ class Results:
         others = 0
         for history in histories:
             cell = places.get(_what(history.config))
-            if cell is None:
+            if cell is None or history.summary.get("own_parts"):
                 others += 1
             elif history.config.seed in self.runs[cell]:
                 log.warning("%s, seed %d: there are two records; the first is taken", cell.title, history.config.seed)

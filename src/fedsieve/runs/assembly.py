@@ -67,6 +67,8 @@ def assemble(
         filter = FILTERS[config.filter].make(options)
     filter = filter or algorithm.filter(options)
     _check_count(filter, options.per_round)
+    if config.min_updates > options.per_round and not algorithm.at_server:
+        raise InvalidSetting("min_updates", config.min_updates, f"at most {options.per_round}, as many as are asked")
     if sampler is None and config.sampler != "own":
         sampler = SAMPLERS[config.sampler].make(options)
     sampler = sampler or algorithm.sampler(options)
@@ -151,6 +153,9 @@ def split_data(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], dat
     validation, rest = data.validation_split(
         dataset.train_labels, config.validation_per_class, dataset.classes, config.seed, config.validation_imbalance
     )
+    if not len(rest):
+        allowed = "fewer: with so many there is no training data left for clients"
+        raise InvalidSetting("validation_per_class", config.validation_per_class, allowed)
     partition = data.partition(
         dataset.train_labels,
         config.clients,

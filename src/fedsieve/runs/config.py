@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -158,6 +159,9 @@ class Config(BaseModel):
         for field, names in NAMES.items():
             if field in settings and settings[field] not in names:
                 raise unknown_name(field, settings[field], names)
+        for field, value in settings.items():
+            if isinstance(value, bool) and field in cls.model_fields and bool not in _kinds(field):
+                raise InvalidSetting(field, value, allowed_values(field))
         known = DATASETS[settings.get("dataset", "digits")]
         defaults = {
             "model": known.model,
@@ -258,8 +262,7 @@ class Config(BaseModel):
 
 def check_device(name: str) -> None:
     """Raise unless this can be the name of a device."""
-    kind, _, number = name.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdigit())):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", name):
         raise InvalidSetting("device", name, "auto, cpu, cuda or cuda:N")
 
 
@@ -287,6 +290,11 @@ def _first_problem(error: ValidationError, settings: dict[str, Any]) -> Exceptio
     if problem["type"] == "extra_forbidden":
         return unknown_name("field", field, Config.model_fields)
     return InvalidSetting(field, settings.get(field), allowed_values(field))
+
+
+def _kinds(field: str) -> tuple[Any, ...]:
+    annotation = Config.model_fields[field].annotation
+    return get_args(annotation) or (annotation,)
 
 
 def allowed_values(field: str) -> str:

@@ -3,7 +3,8 @@
 A round is on disk before the next begins, or at least its row, where `run` is to save less often. Files are written
 aside, flushed and renamed, so that a kill at any moment leaves either the old file or the new one. A round's row is
 flushed before its checkpoint appears, and a checkpoint's JSON carries the digest of everything in it and is renamed
-last: what has it is whole. `files.json` has the digests of files that the configuration names, if it names any.
+last: what has it is whole. `files.json` has the digests of files that the configuration names, if it names any, and
+`parts.json` the names of parts of the user's own, if there are any.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from fedsieve.errors import InvalidSetting, MissingData, RunInUse
 from fedsieve.locking import locked, made
-from fedsieve.runs.config import Config
+from fedsieve.runs.config import Config, read_yaml
 from fedsieve.vector import Layout
 
 CHECKPOINTS_KEPT = 2
@@ -60,6 +61,7 @@ class RunDirectory:
         self.path = Path(path)
         self.config_file = self.path / "config.yaml"
         self.files_file = self.path / "files.json"
+        self.parts_file = self.path / "parts.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.checkpoints = self.path / "checkpoints"
@@ -82,13 +84,15 @@ class RunDirectory:
                 raise RunInUse("out", str(self.path), "a folder that no other run is writing to")
             yield
 
-    def create(self, config: Config) -> None:
-        """Begin a run: write its configuration, and before it what files it names had in them."""
+    def create(self, config: Config, own_parts: Mapping[str, str] = {}) -> None:
+        """Begin a run: write its configuration, and before it what files had in them, and own parts."""
         digests = {field: _digest_of(file) for field, file in config.files.items()}
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if digests:
                 write_whole(self.files_file, (json.dumps(digests, indent=2) + "\n").encode())
+            if own_parts:
+                write_whole(self.parts_file, (json.dumps(own_parts, indent=2) + "\n").encode())
             write_whole(self.config_file, config.to_yaml().encode())
         except OSError as error:
             raise InvalidSetting("out", str(self.path), f"a folder that can be written to ({error.strerror})") from None
@@ -97,13 +101,24 @@ class RunDirectory:
         """The configuration the run was begun with."""
         if not self.exists:
             raise MissingData(f"out: there is no run in {self.path}")
-        return Config.load(self.config_file)
+        fields = read_yaml(self.config_file)
+        if lacking := [name for name in ("algorithm", "dataset", "rounds", "clients", "seed") if name not in fields]:
+            allowed = f"a whole file, as a run writes it: this one has no {lacking[0]}"
+            raise InvalidSetting("config", str(self.config_file), allowed)
+        return Config(**fields)
+
+    def own_parts(self) -> dict[str, str]:
+        """The names of the user's own parts that the run was begun with."""
+        if self.parts_file.exists():
+            return _read_json(self.parts_file)
+        found: dict[str, str] = self.summary().get("own_parts", {}) if self.finished else {}
+        return found
 
     def check_files(self) -> None:
         """Raise if a file that the configuration names is not as it was when the run began."""
         if not self.files_file.exists():  # as in runs of earlier versions
             return
-        digests = json.loads(self.files_file.read_text(encoding="utf-8"))
+        digests = _read_json(self.files_file)
         for field, file in self.config().files.items():
             if digests.get(field) != _digest_of(file):
                 raise InvalidSetting(field, str(file), f"the file as it was when the run in {self.path} began")
@@ -112,8 +127,7 @@ class RunDirectory:
         """The summary of a finished run."""
         if not self.finished:
             raise MissingData(f"out: the run in {self.path} is not finished")
-        summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
-        return summary
+        return _read_json(self.summary_file)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl` up to the first that is not whole."""
@@ -148,7 +162,7 @@ class RunDirectory:
         """Write the state after a round, then drop all but the last two, and what is left of a later one."""
         vectors = {MODEL: model} | {kind: vector for kind, vector in beside.items() if vector is not None}
         content = _safetensors(vectors, layout)
-        state = {"round": round, "sampler": sampler}
+        state = json.loads(json.dumps({"round": round, "sampler": sampler}))  # as it will be read: ids become texts
         write_whole(self._file(round, "safetensors"), *content)
         digest = _digest(state, *content)
         write_whole(self._file(round, "json"), json.dumps(state | {"sha256": digest}).encode())
@@ -171,7 +185,7 @@ class RunDirectory:
             problem = None
             try:
                 checkpoint = self._read(round)
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
                 problem = " ".join(str(error).split()) or type(error).__name__
             if checkpoint is not None and len(rows) < round:
                 problem, checkpoint = f"metrics.jsonl ends at round {len(rows)}", None
@@ -194,7 +208,8 @@ class RunDirectory:
         return Checkpoint(round, load_tensors(content), state["sampler"])
 
     def _rounds(self) -> list[int]:
-        return sorted(int(file.stem.removeprefix("round-")) for file in self.checkpoints.glob("round-*.json"))
+        numbers = (file.stem.removeprefix("round-") for file in self.checkpoints.glob("round-*.json"))
+        return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
     def _file(self, round: int, suffix: str) -> Path:
         return self.checkpoints / f"round-{round:06d}.{suffix}"
@@ -235,6 +250,18 @@ def _safetensors(vectors: Mapping[str, Tensor], layout: Layout) -> list[bytes | 
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little") + text, *contents]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """What one of a run's files has; one that is damaged is named."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}")
+    except (OSError, ValueError) as error:
+        problem = " ".join(str(error).split())
+        raise InvalidSetting("out", str(file), f"a whole file, as a run writes it ({problem})") from None
+    return found
 
 
 def _digest_of(file: Path) -> str | None:

@@ -128,8 +128,12 @@ def run_in(
     save_every: float,
 ) -> History:
     """What `run` does, in a directory that nobody else writes to."""
+    own_parts = {name: _name(part) for name, part in parts.items() if part is not None}
+    dataset = parts.get("dataset")
+    if isinstance(dataset, Dataset) and dataset.name == config.dataset:  # it was only loaded elsewhere
+        del own_parts["dataset"]
     if directory is not None and directory.exists:
-        check_same_run(directory, config, resume)
+        check_same_run(directory, config, resume, own_parts)
         if directory.finished:
             history = load(directory.path)
             for callback in callbacks:
@@ -137,11 +141,6 @@ def run_in(
                 callback.on_end(history.summary)
             return history
     federation, engine = assemble(config, **parts)
-    own_parts = {name: _name(part) for name, part in parts.items() if part is not None}
-    dataset = parts.get("dataset")
-    if dataset is not None and dataset.name == config.dataset:  # it was only loaded elsewhere
-        del own_parts["dataset"]
-
     trains = algorithms.find(config.algorithm).trains_on_validation
     validated = trains or federation.sieve.filter.looks_at_validation
     rows: list[dict[str, Any]] = []
@@ -155,7 +154,7 @@ def run_in(
                 federation.momentum.velocity = _there(federation.model, checkpoint.beside(engine.layout, VELOCITY))
                 federation.sampler.load_state_dict(checkpoint.sampler)
         else:
-            directory.create(config)
+            directory.create(config, own_parts)
 
     for callback in callbacks:
         callback.on_start(config, len(rows))
@@ -214,8 +213,8 @@ def load(path: Path | str) -> History:
     return History(directory.config(), directory.rows(), directory.summary())
 
 
-def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> None:
-    """Raise unless the run in `directory` may be gone on with under `config`."""
+def check_same_run(directory: RunDirectory, config: Config, resume: bool, own_parts: Mapping[str, str] = {}) -> None:
+    """Raise unless the run in `directory` may be gone on with under `config` and with these parts of the user's own."""
     if not resume:
         raise InvalidSetting("out", str(directory.path), "a folder that holds no run yet, or --resume to go on with it")
     saved = directory.config()
@@ -225,6 +224,11 @@ def check_same_run(directory: RunDirectory, config: Config, resume: bool) -> Non
         raise InvalidSetting(
             name, getattr(config, name), f"{getattr(saved, name)!r}, as in the run in {directory.path}"
         )
+    before = directory.own_parts()
+    for name in sorted(before.keys() | own_parts.keys()):
+        if before.get(name) != own_parts.get(name):
+            own = f"your {before[name]}" if name in before else "none of your own"
+            raise InvalidSetting(name, own_parts.get(name), f"{own}, as in the run in {directory.path}")
 
 
 def _there(model: Tensor, vector: Tensor | None) -> Tensor | None:

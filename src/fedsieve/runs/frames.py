@@ -80,7 +80,7 @@ def clients_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     records = []
     for row in rows:
         coefficients = dict(zip(row["kept"], row["coefficients"]["clients"], strict=True))
-        for client in row["sampled"]:
+        for client in dict.fromkeys(row["sampled"]):  # who was drawn twice trained once
             reason = row["excluded"].get(str(client))
             records.append((row["round"], client, client in coefficients, coefficients.get(client, 0.0), reason))
     types = {"round": "int64", "client": "int64", "kept": "bool", "coefficient": "float64", "excluded": "string"}
