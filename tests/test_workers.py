@@ -312,3 +312,31 @@ def test_nothing_to_do() -> None:
     _, several = engines(MODELS["mlp"], PLAIN, 2)
     assert several.train(several.initial_model(), [], ROUND) == []
     several.close()
+
+
+class Remembers(torch.nn.Module):
+    """Counts what it has seen in a buffer that is in no state dictionary, and lets that change what it says."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 0.01 * len(x)
+        return torch.nn.functional.linear(x.flatten(1), self.layer.weight) + self.seen
+
+
+@pytest.mark.parametrize("algorithm", ["fedca", "fedsieve"])
+def test_nothing_that_a_module_keeps_to_itself_goes_from_client_to_client(algorithm: str) -> None:
+    settings = {"algorithm": algorithm, "rounds": 2, "clients": 6, "local_steps": 3, "lr": 0.5, "device": "cpu"}
+    runs = [
+        fs.run(fs.Config(**settings, **place), model=Remembers)
+        for place in ({"engine": "sequential"}, {"workers": 1}, {"workers": 2})
+    ]
+    models = [run.model for run in runs if run.model is not None]
+    assert torch.equal(models[0], models[1]) and torch.equal(models[0], models[2])
+    assert runs[0].accuracy == runs[1].accuracy == runs[2].accuracy

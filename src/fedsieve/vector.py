@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 from weakref import finalize
@@ -35,12 +35,17 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of a module's vector: what is trained fills [0, parameters), all else the rest up to `size`."""
+    """The pieces of a module's vector: what is trained fills [0, parameters), all else the rest up to `size`.
+
+    Buffers that are `passing`, in no state dictionary, are put back as they were at first whenever a module is written
+    to: nothing of one client may reach the next.
+    """
 
     pieces: tuple[Piece, ...]
     parameters: int
     size: int
     dtype: torch.dtype
+    passing: tuple[tuple[str, Tensor], ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
@@ -65,7 +70,9 @@ class Layout:
             pieces.append(Piece(name, tuple(tensor.shape), start, start + math.prod(tensor.shape)))
             start = pieces[-1].stop
         count = sum(parameter.numel() for parameter in parameters.values())
-        return cls(tuple(pieces), count, start, dtype)
+        kept = _buffers(module)
+        passing = tuple((name, own.detach().clone()) for name, own in module.named_buffers() if name not in kept)
+        return cls(tuple(pieces), count, start, dtype, passing)
 
     def read(self, module: nn.Module) -> Tensor:
         """A copy of the module's state as a vector [size]."""
@@ -110,6 +117,11 @@ class Layout:
         with torch.no_grad():
             for view, tensor in _side_by_side(pieces, vector, module):
                 tensor.copy_(view if tensor.is_floating_point() else view.round())
+            if self.passing:
+                now = dict(module.named_buffers())
+                for name, initial in self.passing:
+                    if name in now and now[name].shape == initial.shape:
+                        now[name].copy_(initial)
 
 
 class Vectors:
