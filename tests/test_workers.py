@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -294,6 +295,7 @@ def test_an_interruption_ends_the_round_and_the_engine_goes_on_working() -> None
                 interrupted.set()
                 raise KeyboardInterrupt
             interrupted.wait(20)
+            time.sleep(0.2)  # or the other worker may be through with all nine before the interruption is heard of
             trained.append(client)
             return super()._train_one(trainer, model, client, round, batches)
 
