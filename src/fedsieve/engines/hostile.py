@@ -41,10 +41,9 @@ class HostileEngine(Engine):
             if update.problem(model) is None and (trained := update.model) is not None
         }
         lies = self._lies(model, models, liars.intersection(models), round)
+        sent = models | dict(lies)
         return [
-            Update(update.client, lies[update.client], update.loss)
-            if update.client in lies
-            else Update(update.client, models.get(update.client, update.model), update.loss, update.error)
+            Update(update.client, sent[update.client], update.loss) if update.client in sent else update
             for update in updates
         ]
 

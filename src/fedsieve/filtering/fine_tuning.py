@@ -31,9 +31,9 @@ class FineTuning(Stepping):
 
     def select(self, candidates: Candidates) -> Selection:
         """Whom the filter keeps, and the model after the last step."""
-        selection = _with_weights(candidates, self.filter.select(candidates))
+        selection = self.filter.select(candidates)
         model = self.train(candidates, _average(candidates, selection), candidates.pace)
-        return replace(selection, model=model)
+        return replace(_with_weights(candidates, selection), model=model)
 
 
 def _with_weights(candidates: Candidates, selection: Selection) -> Selection:
