@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from flwr.server.strategy import aggregate as flower
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.algorithms import Options
@@ -50,7 +51,9 @@ class Drawn(Judge):
     def labels(self, data: Literal["validation", "test"]) -> Tensor:
         return torch.arange(EXAMPLES) % CLASSES
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
         return torch.zeros(()), self.gradient
 
 

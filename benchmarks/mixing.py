@@ -3,39 +3,25 @@
     python benchmarks/mixing.py [--model mlp] [--seeds 3] [--at-once 2] [--only NAME ...] [--smoothing S] [--stop N]
         [--out FILE]
 
-`mlp` learns Fashion-MNIST, on CPUs; `cnn` and `vgg11` learn CIFAR-10, on a GPU.
-
-Every variant is run with class and client heterogeneity (α = 0.1, 8 of 20 clients) and the same seeds, next to the
-algorithms it has to beat. FILE (JSON) gets a line per run as it ends; what it has is not run again. At the end a table:
-mean test accuracy of the last ten rounds, and the difference from `learned`, seed by seed, with its 95 % interval.
-What is kept here but not in the library did not help. With --stop only the first N rounds of a run are played, for
-what is to be seen early. With --smoothing the table says what it is to hand out an average over rounds: mean accuracy
-of the rounds in the middle of the run and of the last ten, and the first round that is as good as `fedavg` in the end.
+`mlp` learns Fashion-MNIST, on CPUs; `cnn` and `vgg11` learn CIFAR-10, on a GPU. What is run and printed: variants.py.
+What is kept here but not in the library did not help.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from torch import Tensor
+from variants import compare
 
-import fedsieve as fs
-from fedsieve import data, models
-from fedsieve.clients import crop_and_flip, draw_crops_and_flips
+from fedsieve import models
+from fedsieve.clients import draw_crops_and_flips
 from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
@@ -43,29 +29,10 @@ from fedsieve.filtering.geometric_median import shares_of
 from fedsieve.filtering.learned import mixture
 from fedsieve.momentum import ServerMomentum
 from fedsieve.randomness import generator
-from fedsieve.report import figures, style
-from fedsieve.reproduction.claims import Interval
-from fedsieve.reproduction.tables import spread_of
-from fedsieve.runs import Callback, rounds_to
-from fedsieve.runs.environment import environment
 from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler, UniformSampler
 from fedsieve.sampling.base import Ids, sorted_ids
 from fedsieve.sampling.memory import Memory
 from fedsieve.vector import Layout
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "mlp": {
-        "dataset": "fashion-mnist", "rounds": 30, "local_epochs": 1, "lr": 0.05, "validation_per_class": 200,
-    },
-    "cnn": {"dataset": "cifar10", "rounds": 60, "local_epochs": 2, "lr": 0.02, "precision": "bf16"},
-    "vgg11": {
-        "dataset": "cifar10", "rounds": 100, "local_epochs": 5, "lr": 0.05, "batch_size": 64, "weight_decay": 5e-4,
-        "precision": "bf16",
-    },
-}  # fmt: skip
-COMMON: dict[str, Any] = {
-    "clients": 20, "ratio": 0.4, "alpha": 0.1, "schedule": "cosine", "score": "cross-entropy", "algorithm": "fedpdp",
-}  # fmt: skip
 
 
 class Mixing(LearnedAveraging):
@@ -169,9 +136,12 @@ class Mixing(LearnedAveraging):
         return slope - slope.mean(1, keepdim=True) if self.free else c * (slope - (c * slope).sum(1, keepdim=True))
 
     def _gradient(self, candidates: Candidates, model: Tensor) -> Tensor:
-        assert candidates.score_and_gradient is not None
-        with augmented(candidates) if self.augment else nullcontext():
-            return candidates.score_and_gradient(model, self.draw(candidates))[1]
+        assert candidates.score_and_gradient is not None and candidates.random is not None
+        examples = self.draw(candidates)
+        if not self.augment:
+            return candidates.score_and_gradient(model, examples)[1]
+        images = len(candidates.labels) if examples is None else len(examples)
+        return candidates.score_and_gradient(model, examples, draw_crops_and_flips(candidates.random, images))[1]
 
     def _mixture(self, held: Sequence[Tensor], weights: Tensor) -> Tensor:
         total = torch.zeros_like(held[0])
@@ -212,34 +182,6 @@ class Together(LearnedAveraging):
         selection = super().select(replace(candidates, score_and_gradient=moved))
         assert selection.weights is not None
         return replace(selection, model=mixture(held, selection.weights) + drift)
-
-
-class Augmented(FineTuning):
-    """Crops and flips the validation images, as clients do theirs."""
-
-    def select(self, candidates: Candidates) -> Selection:
-        """As the base does."""
-        with augmented(candidates):
-            return super().select(candidates)
-
-
-@contextmanager
-def augmented(candidates: Candidates) -> Iterator[None]:
-    """Gradients by cropped and flipped images."""
-    assert candidates.score_and_gradient is not None and candidates.random is not None
-    engine, random = candidates.score_and_gradient.__self__, candidates.random  # type: ignore[attr-defined]
-    plain = engine._examples
-
-    def changed(data: str, places: Any) -> tuple[Tensor, Tensor]:
-        inputs, labels = plain(data, places)
-        draws = torch.from_numpy(draw_crops_and_flips(random, len(inputs))).to(inputs.device)
-        return crop_and_flip(inputs, draws), labels
-
-    engine._examples = changed
-    try:
-        yield
-    finally:
-        del engine._examples
 
 
 class Remembering(UniformSampler):
@@ -334,8 +276,7 @@ def stretches(model: str) -> list[slice]:
     return [slice(min(ends), max(ends)) for ends in by_layer.values()]
 
 
-Made = tuple[ModelFilter | None, Any]
-VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
+VARIANTS: dict[str, Callable[[list[slice], int], tuple[ModelFilter | None, Any]]] = {
     "learned": lambda layers, rounds: (Mixing(), None),
     "from the best subset": lambda layers, rounds: (Mixing(start="subset"), None),
     "pulled to p, 0.01": lambda layers, rounds: (Mixing(pull=0.01), None),
@@ -381,9 +322,9 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
         FineTuning(LearnedAveraging(steps=20), steps=20),
         None,
     ),
-    "fine-tuned with augmented batches": lambda layers, rounds: (Augmented(LearnedAveraging()), None),
+    "fine-tuned with augmented batches": lambda layers, rounds: (FineTuning(LearnedAveraging(), augment=True), None),
     "fine-tuned with augmented batches, 80 steps of 0.02": lambda layers, rounds: (
-        Augmented(LearnedAveraging(), steps=80, rate=0.02),
+        FineTuning(LearnedAveraging(), steps=80, rate=0.02, augment=True),
         None,
     ),
     "learned and fine-tuned at once": lambda layers, rounds: (Together(), None),
@@ -396,174 +337,12 @@ VARIANTS: dict[str, Callable[[list[slice], int], Made]] = {
     "Thompson": lambda layers, rounds: (Mixing(), ThompsonSampler()),
     "Thompson, discounted 0.9": lambda layers, rounds: (Mixing(), ThompsonSampler(memory=Memory(0.9))),
 }
-WITH_MOMENTUM = ", server momentum 0.5"
-NAMED = (
-    *("fedavg", "fedpdp", "fedca", "fedcm-ucb", "fedcm-ts"),
-    *("server-only", "fedpdp-finetune", "fedpdp-server-client", "fedsieve-finetune"),
-    *(name + WITH_MOMENTUM for name in ("fedpdp-finetune", "fedsieve-finetune")),
-)
-"""The library's own, as they are or with momentum at the server."""
 
 
-class Stopped(Exception):
-    """The rounds that were asked for are played."""
-
-
-class Stop(Callback):
-    """Ends a run early, with the learning rates of a whole one."""
-
-    def __init__(self, after: int | None) -> None:
-        self.after, self.rows = after, list[Mapping[str, Any]]()
-
-    def on_round(self, row: Mapping[str, Any]) -> None:
-        """Keep the row."""
-        self.rows.append(row)
-        if row["round"] == self.after:
-            raise Stopped
-
-
-def play(
-    name: str, model: str, where: str, seed: int, changed: dict[str, Any], stop: int | None = None
-) -> dict[str, Any]:
-    """One run: its accuracies and what it took."""
-    settings = COMMON | SETTINGS[model] | {"model": model, "heterogeneity": where, "seed": seed} | changed
-    filter, sampler = None, None
-    if name in VARIANTS:
-        filter, sampler = VARIANTS[name](stretches(model), settings["rounds"])
-    else:
-        settings["algorithm"] = name.removesuffix(WITH_MOMENTUM)
-        settings["server_momentum"] = 0.5 if name.endswith(WITH_MOMENTUM) else 0.0
-    began = time.perf_counter()
-    watch = Stop(stop)
-    with suppress(Stopped):
-        fs.run(fs.Config(**settings, workers=1), filter=filter, sampler=sampler, callbacks=[watch])
-    search = [row["phases"].get("search", 0.0) for row in watch.rows]
-    return {
-        "name": name,
-        "model": model,
-        "heterogeneity": where,
-        "seed": seed,
-        "rounds": len(watch.rows),
-        "accuracy": [round(row["test_accuracy"], 5) for row in watch.rows],
-        **(
-            {"unsmoothed": [round(row["unsmoothed_accuracy"], 5) for row in watch.rows]}
-            if "smoothing" in changed
-            else {}
-        ),
-        "seconds": round(time.perf_counter() - began, 1),
-        "search_seconds_per_round": round(float(np.median(search)), 4),
-        **({"steps": round(float(np.mean(filter.taken)), 1)} if isinstance(filter, Mixing) else {}),
-    }
-
-
-def table(runs: Sequence[dict[str, Any]]) -> str:
-    """Mean ± spread of the last ten rounds, and the paired difference from `learned`."""
-    last = {
-        (run["name"], run["heterogeneity"], run["seed"]): 100 * float(np.mean(run["accuracy"][-10:])) for run in runs
-    }
-    lines = ["| | class | | client | |", "|---|---:|---:|---:|---:|"]
-    for name in dict.fromkeys(run["name"] for run in runs):
-        cells = []
-        for where in ("class", "client"):
-            seeds = [seed for (who, het, seed) in last if who == name and het == where]
-            cells.append(spread_of([last[name, where, seed] for seed in seeds]))
-            known = [seed for seed in seeds if name != "learned" and ("learned", where, seed) in last]
-            differences = [last[name, where, seed] - last["learned", where, seed] for seed in known]
-            found = Interval.of(differences) if differences else None
-            cells.append("" if found is None else f"{found.mean:+.1f} ± {found.high - found.mean:.1f}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def smoothing_table(runs: Sequence[dict[str, Any]]) -> str:
-    """What the last model and the average over rounds come to: in the middle, at the end, and on the way."""
-    lines = []
-    for where in ("class", "client"):
-        names = dict.fromkeys(run["name"] for run in runs)
-        of = {name: [run for run in runs if (run["name"], run["heterogeneity"]) == (name, where)] for name in names}
-        ends = [run["unsmoothed"][-1] for run in of.get("fedavg", [])]
-        target = float(np.mean(ends)) if ends else math.inf
-        lines += [
-            f"| {where} | middle | smoothed | last 10 | smoothed | rounds to {100 * target:.1f} % | smoothed |",
-            "|---" + "|---:" * 6 + "|",
-        ]
-        for name, some in of.items():
-            rounds = len(some[0]["accuracy"])
-            cells = []
-            for part in (slice(rounds * 2 // 5, rounds * 3 // 5), slice(-10, None)):
-                for what in ("unsmoothed", "accuracy"):
-                    cells.append(spread_of([100 * float(np.mean(run[what][part])) for run in some]))
-            for what in ("unsmoothed", "accuracy"):
-                reached = [first for run in some if (first := rounds_to(target, run[what])) is not None]
-                cells.append(f"{spread_of(reached)} ({len(reached)} of {len(some)})")
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def smoothing_figure(runs: Sequence[dict[str, Any]]) -> Figure:
-    """Accuracy over rounds of the last model and of the average over rounds."""
-    panels: dict[str, dict[str, list[list[float]]]] = {}
-    for where in ("class", "client"):
-        for what, title in (("unsmoothed", "last model"), ("accuracy", "average over rounds")):
-            panel = panels.setdefault(f"{where} heterogeneity, {title}", {})
-            for run in runs:
-                name = {"batch 200": "fedsieve"}.get(run["name"], run["name"])
-                if run["heterogeneity"] == where and name in ("fedpdp", "fedca", "fedcm-ts", "fedsieve"):
-                    panel.setdefault(name, []).append(run[what])
-    figure = figures.accuracy_panels(panels, title="Handing out an average over rounds")
-    figure.axes[0].set_ylim(bottom=50)
-    return figure
-
-
-def main() -> None:
-    """Run what is missing, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(SETTINGS), default="mlp")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--stop", type=int, metavar="N", help="play the first N rounds alone")
-    parser.add_argument("--smoothing", type=float, help="hand out an average over rounds")
-    parser.add_argument("--at-once", type=int, default=2, help="processes")
-    parser.add_argument(
-        "--only", nargs="+", choices=[*VARIANTS, *NAMED], metavar="NAME", help="some of the table's lines"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/mixing.json"))
-    given = parser.parse_args()
-    try:
-        data.load(SETTINGS[given.model]["dataset"])
-    except fs.FedSieveError as error:
-        parser.error(str(error))
-    known = json.loads(given.out.read_text()) if given.out.exists() else {"runs": []}
-    done = {(run["name"], run["model"], run["heterogeneity"], run["seed"]) for run in known["runs"]}
-    names = given.only or [*VARIANTS, *NAMED]
-    jobs = [
-        (name, given.model, where, seed)
-        for seed in range(given.seeds)
-        for where in ("class", "client")
-        for name in names
-        if (name, given.model, where, seed) not in done
-    ]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    known |= {"command": f"python benchmarks/mixing.py --model {given.model}", "environment": environment(device)}
-    changed = {name: value for name in ("rounds", "smoothing") if (value := getattr(given, name)) is not None}
-    known["setting"] = COMMON | SETTINGS[given.model] | changed
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(given.at_once, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(play, *job, changed, given.stop) for job in jobs]
-        for number, future in enumerate(as_completed(waiting), start=1):
-            known["runs"].append(future.result())
-            given.out.write_text(json.dumps(known) + "\n")
-            run = known["runs"][-1]
-            what = f"{run['name']}, {run['heterogeneity']}, seed {run['seed']}"
-            print(f"{number}/{len(jobs)} {what}: {run['accuracy'][-1]:.3f}, {run['seconds']} s", flush=True)
-    given.out.write_text(json.dumps(known) + "\n")
-    runs = [run for run in known["runs"] if run["model"] == given.model]
-    if given.smoothing is None:
-        print(table(runs))
-    else:
-        print(smoothing_table(runs))
-        print(style.save(smoothing_figure(runs), given.out.with_suffix(".png")))
+def make(name: str, model: str, rounds: int) -> tuple[ModelFilter | None, Any, float] | None:
+    """A variant's filter, with momentum of its own, and sampler."""
+    return (*VARIANTS[name](stretches(model), rounds), 0.0) if name in VARIANTS else None
 
 
 if __name__ == "__main__":
-    main()
+    compare(make, list(VARIANTS), __doc__)

@@ -72,7 +72,9 @@ class TinyEngine(Engine):
     def labels(self, data: Literal["validation", "test"]) -> Tensor:
         return torch.tensor([0, 0])
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
         return -(model @ model) / 2, -model
 
 

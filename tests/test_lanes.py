@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -204,7 +205,9 @@ def test_lanes_agree_with_the_reference_on_the_cpu() -> None:
     agree(updates[1], updates[0])
 
 
-def exact_score_and_gradient(engine: SequentialEngine, model: Tensor, examples: Tensor | None) -> tuple[Tensor, Tensor]:
+def exact_score_and_gradient(
+    engine: SequentialEngine, model: Tensor, examples: Tensor | None, crops: NDArray[np.int64] | None = None
+) -> tuple[Tensor, Tensor]:
     """In double precision."""
     point = model.double().requires_grad_()
     pieces = engine.layout.tensors(point)
@@ -212,8 +215,27 @@ def exact_score_and_gradient(engine: SequentialEngine, model: Tensor, examples: 
         pieces[piece.name] = pieces[piece.name].detach()
     module = copy.deepcopy(engine.module).double().to(model.device).eval()
     inputs, labels = engine._examples("validation", engine.validation[slice(None) if examples is None else examples])
+    if crops is not None:
+        pairs = zip(inputs.cpu(), crops.tolist(), strict=True)
+        inputs = torch.stack([moved(image, *draw) for image, draw in pairs]).to(inputs.device)
     score = -cross_entropy(functional_call(module, pieces, (inputs.double(),)), labels)
     return score.detach(), torch.autograd.grad(score, point)[0]
+
+
+def some_crops(images: int) -> NDArray[np.int64]:
+    return draw_crops_and_flips(np.random.default_rng(images), images)
+
+
+def moved(image: Tensor, down: int, right: int, mirror: int) -> Tensor:
+    """One image [channels, height, width], padded by 4, cut and perhaps mirrored, pixel for pixel."""
+    height, width = image.shape[1:]
+    result = torch.zeros_like(image)
+    for row in range(height):
+        for column in range(width):
+            y, x = row + down - 4, (width - 1 - column if mirror else column) + right - 4
+            if 0 <= y < height and 0 <= x < width:
+                result[:, row, column] = image[:, y, x]
+    return result
 
 
 @pytest.mark.cuda
@@ -230,11 +252,12 @@ def test_gradients_on_validation_data_are_as_exact_as_those_of_the_reference(
     assert isinstance(lanes, LanesEngine) and isinstance(reference, SequentialEngine)
     start, rounding = lanes.initial_model(), 1e-5 if precision == "fp32" else 0.02
     for scale in (1.0, 1.1, 0.9, 1.0):  # of each size as it is, captured, and replayed for other models and examples
-        for examples in (None, torch.arange(int(10 * scale), int(10 * scale) + 17)):
-            exact_score, exact = exact_score_and_gradient(reference, scale * start, examples)
-            score, gradient = lanes.score_and_gradient(scale * start, examples)
+        some = torch.arange(int(10 * scale), int(10 * scale) + 17)
+        for examples, crops in ((None, None), (some, None), (some, some_crops(17))):
+            exact_score, exact = exact_score_and_gradient(reference, scale * start, examples, crops)
+            score, gradient = lanes.score_and_gradient(scale * start, examples, crops)
             assert float(score) == pytest.approx(float(exact_score), rel=rounding)
-            _, other = reference.score_and_gradient(scale * start, examples)
+            _, other = reference.score_and_gradient(scale * start, examples, crops)
             error, others = (float((one - exact).norm() / exact.norm()) for one in (gradient, other))
             assert error < 1.3 * others + rounding
             assert error < 0.25  # where images nearly cancel, bf16 is as coarse as that
@@ -250,9 +273,9 @@ def test_gradients_on_validation_data_on_a_cpu_are_those_of_double_precision(
     engine = assemble(config(device="cpu", workers=2, precision=precision), dataset=images(), model=model)[1]
     assert isinstance(engine, SequentialEngine)
     start = engine.initial_model()
-    for examples in (None, torch.arange(10, 27)):
-        exact_score, exact = exact_score_and_gradient(engine, start, examples)
-        score, gradient = engine.score_and_gradient(start, examples)
+    for examples, crops in ((None, None), (torch.arange(10, 27), None), (None, some_crops(50))):
+        exact_score, exact = exact_score_and_gradient(engine, start, examples, crops)
+        score, gradient = engine.score_and_gradient(start, examples, crops)
         assert float(score) == pytest.approx(float(exact_score), rel=rounding / 10)
         error = float((gradient - exact).norm() / exact.norm())
         assert (0 if precision == "fp32" else 1e-4) < error < rounding

@@ -22,6 +22,7 @@ from conftest import Typed
 from torch import Tensor, nn
 
 import fedsieve as fs
+from fedsieve.clients import draw_crops_and_flips
 from fedsieve.engines import ray_cluster
 from fedsieve.engines.base import Models
 from fedsieve.engines.ray import RayEngine
@@ -190,10 +191,11 @@ def test_models_stay_where_they_were_trained(cluster: Cluster) -> None:
     for one, other in zip(updates, reference, strict=True):
         assert one.model is not None and other.model is not None and torch.equal(one.model, other.model)
         assert one.loss == other.loss and one.problem(start) is None
-    given = torch.arange(40)
-    score, gradient = engine.score_and_gradient(start, given)
-    expected, slope = local.score_and_gradient(start, given)
-    assert float(score) == pytest.approx(float(expected)) and torch.equal(gradient, slope)
+    given, crops = torch.arange(40), draw_crops_and_flips(np.random.default_rng(0), 40)
+    for more in ((), (crops,)):
+        score, gradient = engine.score_and_gradient(start, given, *more)
+        expected, slope = local.score_and_gradient(start, given, *more)
+        assert float(score) == pytest.approx(float(expected)) and torch.equal(gradient, slope)
     for examples in (None, 5):
         losses = engine.local_losses(start, [7, 2, 5], 1, examples)
         assert losses.tolist() == local.local_losses(start, [7, 2, 5], 1, examples).tolist()

@@ -674,7 +674,9 @@ class NoData(Judge):
     def labels(self, data: Literal["validation", "test"]) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
         return torch.zeros(()), torch.tensor([1.0, 0.0])
 
 

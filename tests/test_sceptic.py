@@ -89,9 +89,11 @@ def test_steps_at_the_server_get_smaller_as_those_of_the_clients_do(monkeypatch:
     paces: list[float] = []
     train = FineTuning.train
 
-    def noted(self: FineTuning, candidates: Candidates, model: torch.Tensor, pace: float = 1.0) -> torch.Tensor:
+    def noted(
+        self: FineTuning, candidates: Candidates, model: torch.Tensor, pace: float, augment: bool
+    ) -> torch.Tensor:
         paces.append(pace)
-        return train(self, candidates, model, pace)
+        return train(self, candidates, model, pace, augment)
 
     monkeypatch.setattr(FineTuning, "train", noted)
     fs.run(fs.Config(algorithm="fedsieve-finetune", **SETTINGS))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fedsieve as fs
-from fedsieve.clients import LocalTraining, Proximal
+from fedsieve.clients import LocalTraining, Proximal, draw_crops_and_flips
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines import SequentialEngine, Update, WorkersEngine
 from fedsieve.engines.precision import Precision
@@ -120,9 +120,10 @@ def test_the_same_bits_as_one_after_the_other(
                 assert outputs.shape == (count, 20 if data == "validation" else 130, CLASSES)
         for batch in (500, 3):  # all 20 at once, and in seven batches
             several.evaluation_batch = sequential.evaluation_batch = batch
-            score, gradient = several.score_and_gradient(start)
-            expected_score, expected_gradient = sequential.score_and_gradient(start)
-            assert score == expected_score and torch.equal(gradient, expected_gradient)
+            for crops in (None, draw_crops_and_flips(np.random.default_rng(0), 20)):
+                score, gradient = several.score_and_gradient(start, None, crops)
+                expected_score, expected_gradient = sequential.score_and_gradient(start, None, crops)
+                assert score == expected_score and torch.equal(gradient, expected_gradient)
         assert_same(several.train(start, clients, ROUND), expected)
     finally:
         several.close()

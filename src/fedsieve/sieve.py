@@ -192,6 +192,7 @@ class Sieve:
             predict=lambda model: self.judge.logits([model], "validation")[0],
             score_and_gradient=self.judge.score_and_gradient,
             previous=previous,
+            augments=self.judge.augments,
             trained=None if self.judge.layout is None else self.judge.layout.parameters,
             coefficients=coefficients,
         )

@@ -101,6 +101,9 @@ class Judge(ABC):
 
     layout: Layout | None = None
 
+    augments: bool = False
+    """Whether clients crop and flip the images that they train on."""
+
     @abstractmethod
     def logits(self, models: Sequence[Tensor], data: Literal["validation", "test"]) -> Tensor:
         """The outputs [models, examples, classes] of flat models [size] on one of the server's data sets."""
@@ -110,8 +113,13 @@ class Judge(ABC):
         """The labels [examples] that belong to `logits`."""
 
     @abstractmethod
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Mean log-likelihood [] of a flat model on the validation set or `examples` of it, and its gradient [size]."""
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean log-likelihood [] of a flat model on the validation set or `examples` of it, and its gradient [size].
+
+        With `crops` [examples, 3], draws of `draw_crops_and_flips`, images are cropped and flipped so.
+        """
 
     def combine(self, previous: Tensor, models: Sequence[Tensor], coefficients: Coefficients) -> Tensor:
         """The weighted sum [size] of the previous model and others."""

@@ -23,7 +23,7 @@ class HostileEngine(Engine):
 
     def __init__(self, engine: Engine, attack: Attack, hostile: frozenset[int], seed: int, clean: int) -> None:
         self.engine, self.attack, self.hostile, self.seed, self.clean = engine, attack, hostile, seed, clean
-        self.layout = engine.layout
+        self.layout, self.augments = engine.layout, engine.augments
 
     def initial_model(self) -> Tensor:
         """As `engine`."""
@@ -68,9 +68,11 @@ class HostileEngine(Engine):
         """As `engine`, of all its data."""
         return self.engine.labels(data)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """As `engine`."""
-        return self.engine.score_and_gradient(model, examples)
+        return self.engine.score_and_gradient(model, examples, crops)
 
     def combine(self, previous: Tensor, models: Sequence[Tensor], coefficients: Coefficients) -> Tensor:
         """As `engine`."""

@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsieve.clients import LocalTraining, channels_last, crop_and_flip, draw_crops_and_flips, takes_channels_last
+from fedsieve.clients import LocalTraining, crop_and_flip, draw_crops_and_flips, takes_channels_last
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
 from fedsieve.engines.capture import CannotCapture, free_unused_memory
 from fedsieve.engines.fusing import fused_twin
 from fedsieve.engines.lane import Common, Lane, to_gpu
 from fedsieve.engines.precision import Precision
-from fedsieve.engines.sequential import SequentialEngine, one_line
+from fedsieve.engines.sequential import Batch, SequentialEngine, one_line
 from fedsieve.engines.slope import Slope
 from fedsieve.engines.streams import LANES
 from fedsieve.randomness import generator
@@ -93,13 +93,12 @@ class LanesEngine(SequentialEngine):
         batches = [torch.stack(outputs[first : first + len(models)]) for first in range(0, len(outputs), len(models))]
         return torch.cat(batches, dim=1)
 
-    def _slopes(self, model: Tensor, batches: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _slopes(self, model: Tensor, batches: Sequence[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
         """Captured; the host waits for nothing."""
         if self._validation_slope is None:
             self._validation_slope = Slope(self.module, self.layout, self.device)
         for batch in batches:
-            inputs, labels = self._examples("validation", batch)
-            yield self._validation_slope.at(model, channels_last(inputs) if self._channels_last else inputs, labels)
+            yield self._validation_slope.at(model, *self._validation_batch(batch))
 
     def close(self) -> None:
         """Let go of the lanes, and of the memory they worked in."""
@@ -187,7 +186,7 @@ class LanesEngine(SequentialEngine):
             examples, draws = plan.batches(start, stop)
             inputs, labels = self._examples("train", examples.reshape(-1))
             if draws is not None:
-                inputs = crop_and_flip(inputs, to_gpu(draws.reshape(-1, 3), self.device))
+                inputs = crop_and_flip(inputs, self._there(draws.reshape(-1, 3)))
             lane.feed(inputs, labels, plan.counts[start:stop])
             for step, count in enumerate(plan.counts[start:stop].tolist()):
                 lane.step(count)
@@ -204,9 +203,13 @@ class LanesEngine(SequentialEngine):
         if stored is None:
             inputs, labels = super()._examples(data, places)
         else:
-            where = to_gpu(places, self.device)
+            where = self._there(places)
             inputs, labels = self.dataset.normalise(stored[0].index_select(0, where)), stored[1].index_select(0, where)
         return inputs, labels
+
+    def _there(self, draws: NDArray[np.int64]) -> Tensor:
+        """The host doesn't wait."""
+        return to_gpu(draws, self.device)
 
 
 class Plan:

@@ -110,6 +110,7 @@ class RayEngine(Engine):
     ) -> None:
         connect(address)
         self.dataset, self.partition, self.validation, self.settings = dataset, partition, validation, settings
+        self.augments = settings.augment
         self.device, self.precision, self.wanted = device, precision, actors
         with torch_draws(seed, "initial model"):
             self.module = build()
@@ -173,10 +174,12 @@ class RayEngine(Engine):
         labels = self.dataset.test_labels if data == "test" else self.dataset.train_labels[self.validation]
         return torch.from_numpy(np.asarray(labels).astype(np.int64))
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """One actor does it."""
         flat, chosen = ray.put(model.numpy()), None if examples is None else examples.numpy()
-        [(score, gradient)] = self._by_anyone([lambda actor: actor.score_and_gradient.remote(flat, chosen)])
+        [(score, gradient)] = self._by_anyone([lambda actor: actor.score_and_gradient.remote(flat, chosen, crops)])
         return torch.tensor(score), _tensor(gradient)
 
     def local_losses(

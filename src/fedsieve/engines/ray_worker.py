@@ -106,10 +106,13 @@ class RayWorker:
             return np.empty((0, self.engine.dataset.classes), dtype=np.float32)
         return _array(self.engine.logits_at([self._tensor(model)], data, places[start:stop])[0])
 
-    def score_and_gradient(self, model: NDArray[Any], examples: NDArray[np.int64] | None) -> tuple[float, NDArray[Any]]:
+    def score_and_gradient(
+        self, model: NDArray[Any], examples: NDArray[np.int64] | None, crops: NDArray[np.int64] | None
+    ) -> tuple[float, NDArray[Any]]:
         """Mean log-likelihood of a model [size] on validation examples, and its gradient [size]."""
         chosen = None if examples is None else torch.from_numpy(examples.copy())
-        score, gradient = self.engine.score_and_gradient(self._tensor(model), chosen)
+        moved = None if crops is None else crops.copy()
+        score, gradient = self.engine.score_and_gradient(self._tensor(model), chosen, moved)
         return float(score), _array(gradient)
 
     def local_losses(

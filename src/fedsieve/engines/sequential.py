@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedsieve.clients import LocalTraining, Trainer, channels_last, gains_from_channels_last
+from fedsieve.clients import LocalTraining, Trainer, channels_last, crop_and_flip, gains_from_channels_last
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Engine, Update
 from fedsieve.engines.heap import keep_freed_memory
@@ -23,6 +23,9 @@ from fedsieve.engines.precision import Precision, arithmetic
 from fedsieve.randomness import generator, torch_draws
 from fedsieve.threads import single_thread
 from fedsieve.vector import Layout, Vectors
+
+Batch = tuple[NDArray[np.int64], NDArray[np.int64] | None]
+"""Where some examples [n] lie in the data set, and how their images are cropped and flipped [n, 3], if they are."""
 
 log = logging.getLogger("fedsieve")
 
@@ -51,6 +54,7 @@ class SequentialEngine(Engine):
         self.partition = partition
         self.validation = validation
         self.settings = settings
+        self.augments = settings.augment
         self.seed = seed
         self.device = torch.device(device)
         if self.device.type == "cpu":
@@ -124,12 +128,15 @@ class SequentialEngine(Engine):
         labels = self.dataset.test_labels if data == "test" else self.dataset.train_labels[self.validation]
         return torch.from_numpy(np.asarray(labels).astype(np.int64)).to(self.device)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """A backward pass for each batch, added up."""
         places = self.validation if examples is None else self.validation[examples.cpu().numpy()]
-        batches = [
-            places[start : start + self.evaluation_batch] for start in range(0, len(places), self.evaluation_batch)
-        ]
+        batches: list[Batch] = []
+        for start in range(0, len(places), self.evaluation_batch):
+            batch = slice(start, start + self.evaluation_batch)
+            batches.append((places[batch], None if crops is None else crops[batch]))
         score, gradient = torch.zeros((), dtype=model.dtype, device=self.device), torch.zeros_like(model)
         with single_thread(), self._arithmetic():
             for part, slope in self._slopes(model, batches):
@@ -137,11 +144,11 @@ class SequentialEngine(Engine):
                 gradient += slope.div_(len(places))
         return score, gradient
 
-    def _slopes(self, model: Tensor, batches: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _slopes(self, model: Tensor, batches: Sequence[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches:
             yield self._slope(self.module, model, batch)
 
-    def _slope(self, module: nn.Module, model: Tensor, batch: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def _slope(self, module: nn.Module, model: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The log-likelihood [] of a batch of validation examples, summed, and its gradient [size]."""
         gradient = torch.zeros_like(model)
         self.layout.write_untrained(model, module)
@@ -150,13 +157,19 @@ class SequentialEngine(Engine):
         pieces = {name: tensor for name, tensor in self.layout.tensors(model.detach()).items() if name in trained}
         for name, tensor in pieces.items():
             tensor.requires_grad_().grad = slopes[name]
-        inputs, labels = self._examples("validation", batch)
-        if self._channels_last:
-            inputs = channels_last(inputs)
+        inputs, labels = self._validation_batch(batch)
         logits = functional_call(module.eval(), pieces, (inputs,)).to(self.layout.dtype)
         likelihood = -cross_entropy(logits, labels, reduction="sum")
         likelihood.backward()  # type: ignore[no-untyped-call]
         return likelihood.detach(), gradient
+
+    def _validation_batch(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Inputs [examples, ...] and labels [examples] of some validation examples."""
+        places, crops = batch
+        inputs, labels = self._examples("validation", places)
+        if crops is not None:
+            inputs = crop_and_flip(inputs, self._there(crops))
+        return channels_last(inputs) if self._channels_last else inputs, labels
 
     def local_losses(
         self, model: Tensor, clients: Sequence[int], round: int, examples: int | None = None
@@ -203,6 +216,10 @@ class SequentialEngine(Engine):
         labels = np.asarray(self.dataset.test_labels if test else self.dataset.train_labels)[places]
         prepared = self.dataset.normalise(torch.from_numpy(inputs))
         return prepared.to(self.device), torch.from_numpy(labels.astype(np.int64)).to(self.device)
+
+    def _there(self, draws: NDArray[np.int64]) -> Tensor:
+        """Where the images are that they belong to."""
+        return torch.from_numpy(draws).to(self.device)
 
     def _arithmetic(self) -> AbstractContextManager[None]:
         return arithmetic(self.precision, self.device)

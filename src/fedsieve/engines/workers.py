@@ -24,7 +24,7 @@ from fedsieve.clients import LocalTraining, Trainer
 from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Update
 from fedsieve.engines.precision import Precision
-from fedsieve.engines.sequential import SequentialEngine
+from fedsieve.engines.sequential import Batch, SequentialEngine
 from fedsieve.randomness import torch_draws
 from fedsieve.threads import single_thread
 
@@ -98,7 +98,7 @@ class WorkersEngine(SequentialEngine):
                     outputs[first + number * self.workers].append(output)
         return torch.stack([torch.cat(parts) for parts in outputs])
 
-    def _slopes(self, model: Tensor, batches: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _slopes(self, model: Tensor, batches: Sequence[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
         """As many batches at once as there are workers."""
         for start in range(0, len(batches), self.workers):
             yield from self._spread(

@@ -24,8 +24,9 @@ class Candidates:
     The rest is there for filters with `needs_models`: the flat models [models, size]; `average(kept)`, the flat model
     [size] that the run's averaging scheme would make of the models at the positions `kept`, and `coefficients(kept)`,
     those of the previous model and of the models kept that it would make it with; `predict(model)`, logits
-    [examples, classes] of any flat model; `score_and_gradient(model, examples)`, the mean log-likelihood [] of a
-    flat model on the validation set (or on the examples at these positions) and its gradient [size], zero for buffers;
+    [examples, classes] of any flat model; `score_and_gradient(model, examples, crops)`, the mean log-likelihood [] of
+    a flat model on the validation set (or on the examples at these positions, perhaps cropped and flipped) and its
+    gradient [size], zero for buffers; `augments`, whether clients crop and flip what they train on;
     `previous` [size], the model w^t that the clients were sent; `trained`, how many numbers at a flat model's beginning
     were trained (default: all), the rest being buffers such as batch norm's.
     """
@@ -38,6 +39,7 @@ class Candidates:
     average: Callable[[Sequence[int]], Tensor] | None = None
     predict: Callable[[Tensor], Tensor] | None = None
     score_and_gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
+    augments: bool = False
     previous: Tensor | None = None
     trained: int | None = None
     coefficients: Callable[[Sequence[int]], Coefficients] | None = None

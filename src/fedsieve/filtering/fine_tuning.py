@@ -18,12 +18,19 @@ class FineTuning(Stepping):
 
     The steps get smaller as those of the clients do: `rate` times what their schedule has left. Without a `filter` all
     models are kept. It sees as many examples a round as averaging that learns its weights.
+    With `augment` it crops and flips images; without a word it does so where clients do.
     """
 
     def __init__(
-        self, filter: ModelFilter | None = None, steps: int = 40, batch: int = 200, rate: float = 0.01
+        self,
+        filter: ModelFilter | None = None,
+        steps: int = 40,
+        batch: int = 200,
+        rate: float = 0.01,
+        augment: bool | None = None,
     ) -> None:
         super().__init__(steps, batch, rate)
+        self.augment = augment
         self.filter = filter or KeepAll()
         self.formula = f"{self.filter.formula or 'as FedPdp'}, then SGD on validation data"
         self.chooses, self.needs_logits = self.filter.chooses, self.filter.needs_logits
@@ -32,7 +39,8 @@ class FineTuning(Stepping):
     def select(self, candidates: Candidates) -> Selection:
         """Whom the filter keeps, and the model after the last step."""
         selection = self.filter.select(candidates)
-        model = self.train(candidates, _average(candidates, selection), candidates.pace)
+        augment = candidates.augments if self.augment is None else self.augment
+        model = self.train(candidates, _average(candidates, selection), candidates.pace, augment)
         return replace(_with_weights(candidates, selection), model=model)
 
 

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedsieve.clients.augmentation import draw_crops_and_flips
 from fedsieve.errors import InvalidSetting
 from fedsieve.filtering.base import Candidates, ModelFilter
 from fedsieve.filtering.byzantine import count_of
@@ -36,13 +37,19 @@ class Stepping(ModelFilter):
             return None
         return torch.from_numpy(candidates.random.choice(examples, self.batch, replace=False))
 
-    def train(self, candidates: Candidates, model: Tensor, pace: float = 1.0) -> Tensor:
-        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set, at `pace` · rate."""
-        assert candidates.score_and_gradient is not None
+    def train(self, candidates: Candidates, model: Tensor, pace: float = 1.0, augment: bool = False) -> Tensor:
+        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set, at `pace` · rate.
+
+        With `augment` its images are cropped and flipped, anew for each batch.
+        """
+        assert candidates.score_and_gradient is not None and candidates.random is not None
         model = model.clone()
         velocity = torch.zeros_like(model)
         for _ in range(self.steps):
-            _, gradient = candidates.score_and_gradient(model, self.draw(candidates))
+            examples = self.draw(candidates)
+            images = len(candidates.labels) if examples is None else len(examples)
+            moved = (draw_crops_and_flips(candidates.random, images),) if augment else ()
+            _, gradient = candidates.score_and_gradient(model, examples, *moved)
             velocity.mul_(MOMENTUM).add_(gradient)
             model.add_(velocity, alpha=self.rate * pace)  # up: it is the gradient of the log-likelihood
         return model

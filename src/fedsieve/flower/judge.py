@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsieve.clients import LocalTraining
@@ -55,9 +56,11 @@ class ValidationJudge(Judge):
         """[examples]."""
         return self.engine.labels(data).cpu()
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Mean log-likelihood and its gradient [size]."""
-        score, gradient = self.engine.score_and_gradient(model.to(self.engine.device), examples)
+        score, gradient = self.engine.score_and_gradient(model.to(self.engine.device), examples, crops)
         return score.cpu(), gradient.cpu()
 
 
@@ -72,7 +75,9 @@ class NoJudge(Judge):
         """None."""
         return torch.empty(0, dtype=torch.int64)
 
-    def score_and_gradient(self, model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def score_and_gradient(
+        self, model: Tensor, examples: Tensor | None = None, crops: NDArray[np.int64] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """There is nothing to score."""
         raise InvalidSetting("validation", None, "a pair of arrays (x, y), which the filter needs")
 
