@@ -10,21 +10,34 @@ before, or all models averaged as FedPdp does. What is run and printed: variants
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
+from torch import Tensor
 from variants import WITH_MOMENTUM, compare, momentum_of, stem
 
-from fedsieve.filtering import LearnedAveraging, ModelFilter
+from fedsieve.filtering import Candidates, LearnedAveraging, ModelFilter
 from fedsieve.filtering.fine_tuning import FineTuning
 
-AUGMENTED, AVERAGED = ", augmented", ", after FedPdp"
+
+class EvenSteps(FineTuning):
+    """Whose steps don't get smaller within a round."""
+
+    def train(
+        self, candidates: Candidates, model: Tensor, rates: Iterable[float] | None = None, augment: bool = False
+    ) -> Tensor:
+        """As the base does, with the first of the rates throughout."""
+        rates = list(rates or [])
+        return super().train(candidates, model, [max(rates)] * len(rates), augment)
+
+
+AUGMENTED, AVERAGED, EVEN, FIRST = ", augmented", ", after FedPdp", ", of one size", ", ten times as many at first"
+SHAPES = [f"{steps} x {batch}" for steps, batch in ((40, 200), (80, 200), (100, 200), (100, 64), (200, 64), (400, 64))]
 GRID = [
-    f"{steps} x {batch} at {rate}{seen}{before}{momentum}"
-    for steps, batch in ((40, 200), (80, 200), (100, 64), (200, 64), (400, 64))
-    for rate in (0.01, 0.02, 0.05)
-    for seen in ("", AUGMENTED)
-    for before in ("", AVERAGED)
-    for momentum in ("", WITH_MOMENTUM)
+    f"{shape} at {rate}{''.join(more)}"
+    for shape, rate in product(SHAPES, (0.01, 0.02, 0.05, 0.1))
+    for more in product(*(("", one) for one in (AUGMENTED, EVEN, FIRST, AVERAGED, WITH_MOMENTUM)))
 ]
 
 
@@ -33,8 +46,11 @@ def make(name: str, model: str, rounds: int) -> tuple[ModelFilter | None, Any, f
     if name not in GRID:
         return None
     steps, _, batch, _, rate = stem(name).partition(",")[0].split()
+    kind = EvenSteps if EVEN in name else FineTuning
     before = None if AVERAGED in name else LearnedAveraging()
-    return FineTuning(before, int(steps), int(batch), float(rate), AUGMENTED in name), None, momentum_of(name)
+    first = 10 if FIRST in name else 1
+    tuning = kind(before, int(steps), int(batch), float(rate), 0, AUGMENTED in name, first)
+    return tuning, None, momentum_of(name)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import fedsieve as fs
 from fedsieve.averaging import Coefficients, combine
@@ -85,19 +87,26 @@ def test_fine_tuning_reads_what_its_filter_reads() -> None:
     assert FineTuning(CombinatorialFilter()).needs_logits
 
 
-def test_steps_at_the_server_get_smaller_as_those_of_the_clients_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    paces: list[float] = []
+def test_steps_at_the_server_get_smaller_within_a_round_and_as_those_of_the_clients_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[list[float]] = []
     train = FineTuning.train
 
     def noted(
-        self: FineTuning, candidates: Candidates, model: torch.Tensor, pace: float, augment: bool
-    ) -> torch.Tensor:
-        paces.append(pace)
-        return train(self, candidates, model, pace, augment)
+        self: FineTuning, candidates: Candidates, model: Tensor, rates: Iterable[float] | None, augment: bool
+    ) -> Tensor:
+        taken.append(list(rates or []))
+        return train(self, candidates, model, taken[-1], augment)
 
     monkeypatch.setattr(FineTuning, "train", noted)
     fs.run(fs.Config(algorithm="fedsieve-finetune", **SETTINGS))
-    assert paces == pytest.approx([1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2])  # cosine over four rounds
+    first = [rates[0] for rates in taken]
+    assert first == pytest.approx(
+        [0.05 * left for left in (1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2)]
+    )  # cosine
+    for rates in taken:
+        assert len(rates) == 40 and rates[20] == pytest.approx(rates[0] / 2) and rates == sorted(rates, reverse=True)
 
 
 @pytest.mark.parametrize("pair", [("fedsieve", "fedsieve-finetune"), ("fedpdp", "fedpdp-finetune")])

@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 
 from fedsieve.averaging import Coefficients, combine
+from fedsieve.clients.schedule import cosine
 from fedsieve.filtering.base import Candidates, KeepAll, ModelFilter, Selection
+from fedsieve.filtering.byzantine import count_of
 from fedsieve.filtering.steps import Stepping
 
 
 class FineTuning(Stepping):
     """Averages as `filter` says, and from there takes steps of SGD with momentum 0.9 on the validation set.
 
-    The steps get smaller as those of the clients do: `rate` times what their schedule has left. Without a `filter` all
-    models are kept. It sees as many examples a round as averaging that learns its weights.
-    With `augment` it crops and flips images; without a word it does so where clients do.
+    In a round it makes `passes` over the validation set, in `steps` steps at least. They get smaller from `rate` to
+    nothing, which settles the model, and from round to round as those of the clients do: `rate` is multiplied by what
+    their schedule has left. Images are cropped and flipped if `augment` says so; by default, where clients do it.
+    Without a `filter` all models are kept.
     """
 
     def __init__(
@@ -26,11 +29,13 @@ class FineTuning(Stepping):
         filter: ModelFilter | None = None,
         steps: int = 40,
         batch: int = 200,
-        rate: float = 0.01,
+        rate: float = 0.05,
+        passes: int = 4,
         augment: bool | None = None,
+        first: int = 1,
     ) -> None:
         super().__init__(steps, batch, rate)
-        self.augment = augment
+        self.passes, self.augment, self.first = count_of("passes", passes), augment, first
         self.filter = filter or KeepAll()
         self.formula = f"{self.filter.formula or 'as FedPdp'}, then SGD on validation data"
         self.chooses, self.needs_logits = self.filter.chooses, self.filter.needs_logits
@@ -39,8 +44,11 @@ class FineTuning(Stepping):
     def select(self, candidates: Candidates) -> Selection:
         """Whom the filter keeps, and the model after the last step."""
         selection = self.filter.select(candidates)
+        steps = max(self.steps, -(-self.passes * len(candidates.labels) // self.batch))
+        steps *= self.first if candidates.round == 1 else 1
+        rates = [self.rate * candidates.pace * cosine(step, steps) for step in range(1, steps + 1)]
         augment = candidates.augments if self.augment is None else self.augment
-        model = self.train(candidates, _average(candidates, selection), candidates.pace, augment)
+        model = self.train(candidates, _average(candidates, selection), rates, augment)
         return replace(_with_weights(candidates, selection), model=model)
 
 

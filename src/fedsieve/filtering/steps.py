@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -37,19 +38,22 @@ class Stepping(ModelFilter):
             return None
         return torch.from_numpy(candidates.random.choice(examples, self.batch, replace=False))
 
-    def train(self, candidates: Candidates, model: Tensor, pace: float = 1.0, augment: bool = False) -> Tensor:
-        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set, at `pace` · rate.
+    def train(
+        self, candidates: Candidates, model: Tensor, rates: Iterable[float] | None = None, augment: bool = False
+    ) -> Tensor:
+        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set.
 
-        With `augment` its images are cropped and flipped, anew for each batch.
+        A step is as large as the next of `rates` says; without them all are of the same `rate`. With `augment` images
+        are cropped and flipped, anew for each batch.
         """
         assert candidates.score_and_gradient is not None and candidates.random is not None
         model = model.clone()
         velocity = torch.zeros_like(model)
-        for _ in range(self.steps):
+        for rate in [self.rate] * self.steps if rates is None else rates:
             examples = self.draw(candidates)
             images = len(candidates.labels) if examples is None else len(examples)
             moved = (draw_crops_and_flips(candidates.random, images),) if augment else ()
             _, gradient = candidates.score_and_gradient(model, examples, *moved)
             velocity.mul_(MOMENTUM).add_(gradient)
-            model.add_(velocity, alpha=self.rate * pace)  # up: it is the gradient of the log-likelihood
+            model.add_(velocity, alpha=rate)  # up: it is the gradient of the log-likelihood
         return model

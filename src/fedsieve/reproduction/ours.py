@@ -37,14 +37,14 @@ RIVALS = [
     for where in HETEROGENEITIES
     for cell in (
         Cell("fedsieve", where, server_momentum=MOMENTUM, smoothing=SMOOTHING),
-        Cell("fedsieve-finetune", where, server_momentum=MOMENTUM, smoothing=SMOOTHING),
-        Cell("fedpdp-finetune", where, server_momentum=MOMENTUM, smoothing=SMOOTHING),
+        Cell("fedsieve-finetune", where, smoothing=SMOOTHING),
+        Cell("fedpdp-finetune", where, smoothing=SMOOTHING),
         Cell("fedsieve", where, smoothing=SMOOTHING),
         Cell(BEST_FEDCM[0], where, score=BEST_FEDCM[1], smoothing=SMOOTHING),
         *(Cell(name, where, score=score) for name, score in FEDCM if (name, score) != BEST_FEDCM),
     )
 ]
-SMOOTHED = ("fedpdp", "fedsieve-ucb", "fedpdp-finetune", "fedpdp-server-client")
+SMOOTHED = ("fedpdp", "fedsieve-ucb", "fedpdp-server-client")
 BASELINES = [
     *(
         cell
