@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from variants import WITH_MOMENTUM, compare, momentum_of, stem
 
@@ -32,6 +33,20 @@ class EvenSteps(FineTuning):
         return super().train(candidates, model, [max(rates)] * len(rates), augment)
 
 
+class LongBeginning(FineTuning):
+    """Which takes ten times as many steps in its first round."""
+
+    begun = False
+
+    def train(
+        self, candidates: Candidates, model: Tensor, rates: Iterable[float] | None = None, augment: bool = False
+    ) -> Tensor:
+        """As the base does, with each of the rates ten times."""
+        rates = list(rates or [])
+        rates, self.begun = rates if self.begun else list(np.repeat(rates, 10)), True
+        return super().train(candidates, model, rates, augment)
+
+
 AUGMENTED, AVERAGED, EVEN, FIRST = ", augmented", ", after FedPdp", ", of one size", ", ten times as many at first"
 SHAPES = [f"{steps} x {batch}" for steps, batch in ((40, 200), (80, 200), (100, 200), (100, 64), (200, 64), (400, 64))]
 GRID = [
@@ -46,11 +61,9 @@ def make(name: str, model: str, rounds: int) -> tuple[ModelFilter | None, Any, f
     if name not in GRID:
         return None
     steps, _, batch, _, rate = stem(name).partition(",")[0].split()
-    kind = EvenSteps if EVEN in name else FineTuning
+    kind = EvenSteps if EVEN in name else LongBeginning if FIRST in name else FineTuning
     before = None if AVERAGED in name else LearnedAveraging()
-    first = 10 if FIRST in name else 1
-    tuning = kind(before, int(steps), int(batch), float(rate), 0, AUGMENTED in name, first)
-    return tuning, None, momentum_of(name)
+    return kind(before, int(steps), int(batch), float(rate), 0, AUGMENTED in name), None, momentum_of(name)
 
 
 if __name__ == "__main__":

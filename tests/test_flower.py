@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import fedsieve as fs
 from fedsieve.averaging import Coefficients, Kept
 from fedsieve.errors import InvalidSetting
-from fedsieve.filtering import Candidates, KeepAll, Krum, ModelFilter, Selection
+from fedsieve.filtering import Candidates, FineTuning, KeepAll, Krum, ModelFilter, Selection
 from fedsieve.flower import FedCA, FedCM, FedPdp, FedSieve, SieveStrategy, client_app
 from fedsieve.flower.arrays import ArrayLayout, piece_names
 from fedsieve.flower.roster import NAMED, Roster, arm_of
@@ -563,6 +563,17 @@ def test_the_server_may_train_after_weights_are_learned() -> None:
     )
     assert plain == pytest.approx(GOOD)  # whose weights are the wrong way round is left out
     assert tuned[1] > plain[1] + 0.1 and tuned[0] < plain[0] - 0.1  # surer of what it knows
+
+
+def test_images_alone_are_cropped_and_flipped_and_in_fine_tuning_alone() -> None:
+    with pytest.raises(InvalidSetting, match=r"augment: True is not allowed.*false for inputs \(1,\), which are no im"):
+        FedSieve(model=Line, validation=(X, Y), device="cpu", finetune=True, augment=True)
+    with pytest.raises(InvalidSetting, match=r"augment: True is not allowed.*with finetune=True alone"):
+        FedSieve(model=Line, validation=(X, Y), device="cpu", augment=True)
+    pictures = (np.zeros((40, 1, 4, 4), np.float32), Y)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    tuning = FedSieve(model=model, validation=pictures, device="cpu", finetune=True, augment=True).sieve.filter
+    assert isinstance(tuning, FineTuning) and tuning.augment
 
 
 class Mortal(LocalGrid):

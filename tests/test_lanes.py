@@ -288,10 +288,12 @@ def test_gradients_on_validation_data_on_a_cpu_are_those_of_double_precision(
 @pytest.mark.cuda
 def test_a_run_that_has_ended_keeps_no_memory_from_others() -> None:
     data, kept = images(), []
-    for seed in range(4):
+    for seed in range(7):
         fs.run(config(algorithm="fedsieve", device="cuda", precision="bf16", seed=seed), dataset=data)
         kept.append(torch.cuda.memory_reserved())
-    assert kept[-1] <= kept[0] + 128 * 2**20, kept  # one model may hold on to a large segment of memory
+    # The first run may find streams that nobody has used, which get a workspace for good; one model may hold on to a
+    # large segment of memory.
+    assert kept[-1] <= kept[1] + 128 * 2**20, kept
 
 
 class Pooled(nn.Sequential):

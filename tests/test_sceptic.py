@@ -27,23 +27,92 @@ from fedsieve.runs import assemble
 SETTINGS: dict[str, Any] = {"rounds": 4, "clients": 8, "ratio": 0.5, "lr": 0.05, "batch_size": 16, "device": "cpu"}
 
 
-def test_fine_tuning_is_sgd_with_momentum_by_hand() -> None:
-    # The log-likelihood is -|w - 2|² / 2 whatever the batch, so its gradient is 2 - w. From the average, 1, with rate
-    # 0.1: velocity 1, w 1.1; velocity 0.9 + 0.9 = 1.8, w 1.28.
-    candidates = Candidates(
+def pulled_to_2(examples: int) -> Candidates:
+    """The log-likelihood is -|w - 2|² / 2 whatever the batch, so its gradient is 2 - w; two models average to 1."""
+    return Candidates(
         logits=torch.empty(0),
-        labels=torch.zeros(5),
+        labels=torch.zeros(examples),
         weights=torch.ones(2),
         average=lambda kept: torch.tensor([float(len(kept)) - 1]),
-        score_and_gradient=lambda model, examples: (torch.zeros(()), 2 - model),
+        score_and_gradient=lambda model, examples, crops=None: (torch.zeros(()), 2 - model),
         random=np.random.default_rng(0),
     )
-    selection = FineTuning(steps=2, batch=3, rate=0.1).select(candidates)
+
+
+def test_fine_tuning_is_sgd_with_momentum_by_hand() -> None:
+    # From the average, 1, with rates 0.1 and 0.05: velocity 1, w 1.1; velocity 0.9 + 0.9 = 1.8, w 1.19.
+    tuning = FineTuning(steps=2, batch=3, rate=0.1, passes=1)
+    selection = tuning.select(pulled_to_2(examples=5))
     assert selection.kept == (0, 1) and selection.model is not None
-    assert selection.model.tolist() == pytest.approx([1.28])
-    # Half as long steps: velocity 1, w 1.05; velocity 0.95 + 0.9 = 1.85, w 1.1425.
-    slower = FineTuning(steps=2, batch=3, rate=0.1).select(replace(candidates, pace=0.5)).model
-    assert slower is not None and slower.tolist() == pytest.approx([1.1425])
+    assert selection.model.tolist() == pytest.approx([1.19])
+    # Half as long steps: velocity 1, w 1.05; velocity 0.95 + 0.9 = 1.85, w 1.05 + 0.025 · 1.85.
+    slower = tuning.select(replace(pulled_to_2(examples=5), pace=0.5)).model
+    assert slower is not None and slower.tolist() == pytest.approx([1.09625])
+
+
+@pytest.mark.parametrize(
+    ("examples", "steps", "passes", "taken"),
+    [(5, 2, 1, 2), (5, 2, 2, 4), (6, 2, 2, 4), (7, 2, 2, 5), (5, 9, 2, 9), (2, 1, 3, 2), (5, 0, 0, 0)],
+)
+def test_fine_tuning_makes_so_many_passes_and_so_many_steps_at_least(
+    examples: int, steps: int, passes: int, taken: int
+) -> None:
+    seen: list[int] = []
+
+    def noted(model: Tensor, examples: Tensor | None) -> tuple[Tensor, Tensor]:
+        seen.append(0 if examples is None else len(examples))
+        return torch.zeros(()), 2 - model
+
+    candidates = replace(pulled_to_2(examples), score_and_gradient=noted)
+    FineTuning(steps=steps, batch=3, passes=passes).select(candidates)
+    assert seen == [3 if examples > 3 else 0] * taken
+
+
+@pytest.mark.parametrize(
+    ("clients_do", "asked", "does"),
+    [(True, None, True), (False, None, False), (False, True, True), (True, False, False)],
+)
+@pytest.mark.parametrize(("examples", "batch"), [(7, 3), (2, 2)])
+def test_fine_tuning_crops_and_flips_where_clients_do_or_as_it_is_told(
+    clients_do: bool, asked: bool | None, does: bool, examples: int, batch: int
+) -> None:
+    given: list[Any] = []
+
+    def noted(model: Tensor, examples: Tensor | None, crops: Any = None) -> tuple[Tensor, Tensor]:
+        given.append(crops)
+        return torch.zeros(()), 2 - model
+
+    candidates = replace(pulled_to_2(examples), score_and_gradient=noted, augments=clients_do)
+    FineTuning(steps=3, batch=3, passes=1, augment=asked).select(candidates)
+    assert len(given) == 3 and all((crops is not None) == does for crops in given)
+    if does:
+        assert all(crops.shape == (batch, 3) for crops in given) and (given[0] != given[1]).any()
+
+
+def test_a_run_crops_and_flips_validation_images_if_it_does_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    train = FineTuning.train
+
+    def noted(
+        self: FineTuning, candidates: Candidates, model: Tensor, rates: Iterable[float] | None, augment: bool
+    ) -> Tensor:
+        told.append(augment)
+        return train(self, candidates, model, rates, augment)
+
+    monkeypatch.setattr(FineTuning, "train", noted)
+    settings = SETTINGS | {"rounds": 1, "algorithm": "fedpdp-finetune"}
+    lies = {"attack": "noise", "hostile": 0.25}  # through another engine around the first
+    runs = [fs.run(fs.Config(augment=augment, **settings, **more)) for augment in (True, False) for more in ({}, lies)]
+    assert told == [True, True, False, False]
+    assert len({run.accuracy[-1] for run in runs}) > 1
+
+
+def test_what_is_no_image_is_not_cropped() -> None:
+    inputs, labels = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32), np.arange(400) % 2
+    dataset = fs.data.Dataset.from_arrays(inputs, labels, inputs, labels, classes=2)
+    config = fs.Config(algorithm="fedpdp", validation_per_class=10, **SETTINGS)
+    with pytest.raises(InvalidSetting, match=r"augment: True is not allowed.*false for inputs \(6,\), which are no"):
+        fs.run(config, dataset=dataset, model=lambda: torch.nn.Linear(6, 2), filter=FineTuning(augment=True))
 
 
 class Gives(KeepAll):
@@ -102,9 +171,7 @@ def test_steps_at_the_server_get_smaller_within_a_round_and_as_those_of_the_clie
     monkeypatch.setattr(FineTuning, "train", noted)
     fs.run(fs.Config(algorithm="fedsieve-finetune", **SETTINGS))
     first = [rates[0] for rates in taken]
-    assert first == pytest.approx(
-        [0.05 * left for left in (1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2)]
-    )  # cosine
+    assert first == pytest.approx([0.1 * left for left in (1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2)])  # cosine
     for rates in taken:
         assert len(rates) == 40 and rates[20] == pytest.approx(rates[0] / 2) and rates == sorted(rates, reverse=True)
 
@@ -146,9 +213,10 @@ def test_they_learn_and_need_validation_data(algorithm: str, device: str) -> Non
         fs.run(fs.Config(algorithm=algorithm, **SETTINGS | {"validation_per_class": 0}))
 
 
-def test_fine_tuning_sees_as_many_examples_as_learned_averaging() -> None:
-    tuning, learning = FineTuning(), LearnedAveraging()
-    assert (tuning.steps, tuning.batch) == (learning.steps, learning.batch)
+@pytest.mark.parametrize("name", ["fedpdp-finetune", "fedsieve-finetune"])
+def test_the_server_trains_at_twice_the_clients_rate(name: str) -> None:
+    filter = fs.algorithms.find(name).filter(fs.algorithms.Options(lr=0.02))
+    assert isinstance(filter, FineTuning) and filter.rate == 0.04
 
 
 class Looking(torch.nn.Module):

@@ -112,11 +112,11 @@ def _learned(options: Options) -> ModelFilter:
 
 
 def _fine_tuning(options: Options) -> ModelFilter:
-    return FineTuning()
+    return FineTuning(rate=2 * options.lr)  # its batches are larger than a client's
 
 
 def _learned_and_tuned(options: Options) -> ModelFilter:
-    return FineTuning(LearnedAveraging())
+    return FineTuning(LearnedAveraging(), rate=2 * options.lr)
 
 
 def _fedavg(options: Options) -> Scheme:

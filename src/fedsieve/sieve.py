@@ -108,7 +108,7 @@ class Sieve:
             with phase("search"), arithmetic("fp32", previous.device):
                 candidates = self._candidates(previous, updates, logits, kept_of)
                 random = generator(self.seed, "filter", round)
-                told = replace(candidates, nonsense=nonsense, random=random, pace=self.pace(round), round=round)
+                told = replace(candidates, nonsense=nonsense, random=random, pace=self.pace(round))
                 selection = self.filter.select(told)
         except TooFewUpdates as problem:
             name = type(self.filter).__name__

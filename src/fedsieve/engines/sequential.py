@@ -20,6 +20,7 @@ from fedsieve.data import Dataset, Partition
 from fedsieve.engines.base import Engine, Update
 from fedsieve.engines.heap import keep_freed_memory
 from fedsieve.engines.precision import Precision, arithmetic
+from fedsieve.errors import InvalidSetting
 from fedsieve.randomness import generator, torch_draws
 from fedsieve.threads import single_thread
 from fedsieve.vector import Layout, Vectors
@@ -168,6 +169,10 @@ class SequentialEngine(Engine):
         places, crops = batch
         inputs, labels = self._examples("validation", places)
         if crops is not None:
+            if inputs.ndim != 4:
+                raise InvalidSetting(
+                    "augment", True, f"false for inputs {self.dataset.input_shape}, which are no images"
+                )
             inputs = crop_and_flip(inputs, self._there(crops))
         return channels_last(inputs) if self._channels_last else inputs, labels
 

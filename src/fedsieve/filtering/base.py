@@ -46,7 +46,6 @@ class Candidates:
     nonsense: int = 0
     random: np.random.Generator | None = None
     pace: float = 1.0
-    round: int = 1
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,12 @@ class FineTuning(Stepping):
         filter: ModelFilter | None = None,
         steps: int = 40,
         batch: int = 200,
-        rate: float = 0.05,
-        passes: int = 4,
+        rate: float = 0.1,
+        passes: int = 5,
         augment: bool | None = None,
-        first: int = 1,
     ) -> None:
         super().__init__(steps, batch, rate)
-        self.passes, self.augment, self.first = count_of("passes", passes), augment, first
+        self.passes, self.augment = count_of("passes", passes), augment
         self.filter = filter or KeepAll()
         self.formula = f"{self.filter.formula or 'as FedPdp'}, then SGD on validation data"
         self.chooses, self.needs_logits = self.filter.chooses, self.filter.needs_logits
@@ -45,7 +44,6 @@ class FineTuning(Stepping):
         """Whom the filter keeps, and the model after the last step."""
         selection = self.filter.select(candidates)
         steps = max(self.steps, -(-self.passes * len(candidates.labels) // self.batch))
-        steps *= self.first if candidates.round == 1 else 1
         rates = [self.rate * candidates.pace * cosine(step, steps) for step in range(1, steps + 1)]
         augment = candidates.augments if self.augment is None else self.augment
         model = self.train(candidates, _average(candidates, selection), rates, augment)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
-from fedsieve.errors import unknown_name
+from fedsieve.errors import InvalidSetting, unknown_name
 from fedsieve.filtering import CombinatorialFilter, FineTuning, KeepAll, LearnedAveraging
 from fedsieve.filtering.scores import Score
 from fedsieve.flower.strategy import SieveStrategy
@@ -57,8 +58,8 @@ class FedCM(SieveStrategy):
 class FedSieve(SieveStrategy):
     """Clients drawn uniformly, or by a bandit; their models are mixed with weights learned on the validation data.
 
-    With `finetune` the server then takes forty steps on the validation data, of one size in all rounds: it knows of no
-    schedule that clients may have.
+    With `finetune` the server then trains on the validation data, in each round alike: it knows of no schedule that
+    clients may have. With `augment` it crops and flips the images there, as clients should do with theirs.
     """
 
     def __init__(
@@ -68,11 +69,17 @@ class FedSieve(SieveStrategy):
         validation: tuple[Any, Any],
         bandit: Bandit | None = None,
         finetune: bool = False,
+        augment: bool = False,
         **settings: Any,
     ) -> None:
+        if augment and not finetune:
+            raise InvalidSetting("augment", augment, "true with finetune=True alone: nothing else changes images")
         sampler = UniformSampler() if bandit is None else _bandit(bandit)
-        filter = FineTuning(LearnedAveraging()) if finetune else LearnedAveraging()
+        filter = FineTuning(LearnedAveraging(), augment=augment) if finetune else LearnedAveraging()
         super().__init__(sampler, filter, model=model, validation=validation, **settings)
+        shape = tuple(np.shape(validation[0])[1:])
+        if augment and len(shape) != 3:
+            raise InvalidSetting("augment", augment, f"false for inputs {shape}, which are no images")
 
 
 def _bandit(name: str) -> ClientSampler:
