@@ -4,8 +4,9 @@
         [--smoothing S] [--stop N] [--out FILE]
 
 `vgg11` learns CIFAR-10, on a GPU; `mlp` learns Fashion-MNIST, on CPUs. A name says how many steps, on how many examples
-each, at which rate, whether these are cropped and flipped as clients do with theirs, and whether weights are learned
-before, or all models averaged as FedPdp does. What is run and printed: variants.py.
+each, at which rate (in each round they get smaller to nothing, unless they are "of one size"), whether these are
+cropped and flipped as clients do with theirs, and whether weights are learned before, or all models averaged as FedPdp
+does. Without --only what is kept is run with one change at a time. What is run and printed: variants.py.
 """
 
 from __future__ import annotations
@@ -67,4 +68,7 @@ def make(name: str, model: str, rounds: int) -> tuple[ModelFilter | None, Any, f
 
 
 if __name__ == "__main__":
-    compare(make, GRID, __doc__, "vgg11")
+    kept = f"100 x 200 at 0.1{AUGMENTED}"
+    others = [f"100 x 200 at 0.05{AUGMENTED}", f"40 x 200 at 0.1{AUGMENTED}", "100 x 200 at 0.1"]
+    changed = [kept + one for one in (EVEN, FIRST, AVERAGED, WITH_MOMENTUM)]
+    compare(make, [kept, *others, *changed], __doc__, "vgg11", GRID)

@@ -26,7 +26,6 @@ from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
 from fedsieve.filtering.geometric_median import shares_of
-from fedsieve.filtering.learned import mixture
 from fedsieve.momentum import ServerMomentum
 from fedsieve.randomness import generator
 from fedsieve.sampling import Feedback, ThompsonSampler, UCBSampler, UniformSampler
@@ -68,7 +67,7 @@ class Mixing(LearnedAveraging):
         self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
         self.settled, self.length, self.taken = settled, length, list[int]()
         self.momentum = ServerMomentum(momentum, 0)  # before the steps of `tune`, where that of a run comes after
-        self.tune, self.augment = FineTuning(steps=tune, batch=tune_batch) if tune else None, augment
+        self.tune, self.augment = FineTuning(None, tune, tune_batch, 0.01) if tune else None, augment
         self.needs_logits = start == "subset"
         self.learned: Tensor | None = None
 
@@ -149,39 +148,6 @@ class Mixing(LearnedAveraging):
             for model, weight in zip(held, row, strict=True):
                 total[part].addcmul_(model[part], weight)
         return total
-
-
-class Together(LearnedAveraging):
-    """Learns the weights and takes steps of SGD at once: each gradient, at Σ c_k w_k + d, moves both c and d.
-
-    d stays 0 for the first `wait` steps.
-    """
-
-    def __init__(self, wait: int = 0, tune_rate: float = 0.01) -> None:
-        super().__init__()
-        self.wait, self.tune_rate = wait, tune_rate
-
-    def select(self, candidates: Candidates) -> Selection:
-        """Those worth at least half of an equal share, averaged, and d."""
-        assert candidates.score_and_gradient is not None and candidates.models is not None
-        held, random = list(candidates.models), candidates.random
-        assert random is not None
-        drift, velocity = torch.zeros_like(held[0]), torch.zeros_like(held[0])
-        calls = 0
-
-        def moved(model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            nonlocal calls
-            calls += 1
-            score, gradient = at_model(model + drift, examples)
-            if calls > self.wait:
-                velocity.mul_(0.9).add_(gradient)
-                drift.add_(velocity, alpha=self.tune_rate * candidates.pace)
-            return score, gradient
-
-        at_model = candidates.score_and_gradient
-        selection = super().select(replace(candidates, score_and_gradient=moved))
-        assert selection.weights is not None
-        return replace(selection, model=mixture(held, selection.weights) + drift)
 
 
 class Remembering(UniformSampler):
@@ -315,20 +281,6 @@ VARIANTS: dict[str, Callable[[list[slice], int], tuple[ModelFilter | None, Any]]
         Mixing(steps=0, drop=False, tune=40, tune_batch=200),
         None,
     ),
-    "fine-tuned at 0.02": lambda layers, rounds: (FineTuning(LearnedAveraging(), rate=0.02), None),
-    "fine-tuned at 0.05": lambda layers, rounds: (FineTuning(LearnedAveraging(), rate=0.05), None),
-    "fine-tuned in 80 steps": lambda layers, rounds: (FineTuning(LearnedAveraging(), steps=80), None),
-    "learned in 20 steps, fine-tuned in 20": lambda layers, rounds: (
-        FineTuning(LearnedAveraging(steps=20), steps=20),
-        None,
-    ),
-    "fine-tuned with augmented batches": lambda layers, rounds: (FineTuning(LearnedAveraging(), augment=True), None),
-    "fine-tuned with augmented batches, 80 steps of 0.02": lambda layers, rounds: (
-        FineTuning(LearnedAveraging(), steps=80, rate=0.02, augment=True),
-        None,
-    ),
-    "learned and fine-tuned at once": lambda layers, rounds: (Together(), None),
-    "learned and, after 20 steps, fine-tuned at once": lambda layers, rounds: (Together(wait=20), None),
     "UCB": lambda layers, rounds: (Mixing(), UCBSampler()),
     "UCB that fades": lambda layers, rounds: (Mixing(), FadingUCB(rounds)),
     "UCB that fades, server momentum 0.5": lambda layers, rounds: (Mixing(momentum=0.5), FadingUCB(rounds)),

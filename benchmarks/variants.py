@@ -11,6 +11,7 @@ the first round that is as good as `fedavg` in the end.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import math
 import shlex
@@ -185,8 +186,19 @@ def smoothing_figure(runs: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
-def compare(make: Make, names: Sequence[str], about: str | None, model: str = "mlp") -> None:
-    """Run what is missing of a script's variants and the library's own, print the table."""
+def compare(make: Make, names: Sequence[str], about: str | None, model: str = "mlp", more: Sequence[str] = ()) -> None:
+    """Run what is missing of a script's variants and the library's own, print the table.
+
+    There may be `more` names, which are run when they are asked for.
+    """
+    known_names = list(dict.fromkeys([*names, *NAMED, *more]))
+
+    def known_name(name: str) -> str:
+        if name not in known_names:
+            nearest = difflib.get_close_matches(name, known_names, n=1, cutoff=0) or known_names
+            raise argparse.ArgumentTypeError(f"there is no {name!r}; nearest is {nearest[0]!r}")
+        return name
+
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SETTINGS), default=model)
     parser.add_argument("--seeds", type=int, default=3)
@@ -195,7 +207,7 @@ def compare(make: Make, names: Sequence[str], about: str | None, model: str = "m
     parser.add_argument("--stop", type=int, metavar="N", help="play the first N rounds alone")
     parser.add_argument("--smoothing", type=float, help="hand out an average over rounds")
     parser.add_argument("--at-once", type=int, default=2, help="processes")
-    parser.add_argument("--only", nargs="+", choices=[*names, *NAMED], metavar="NAME", help="some of the lines")
+    parser.add_argument("--only", nargs="+", type=known_name, metavar="NAME", help="some of the lines")
     parser.add_argument("--out", type=Path, default=Path("runs") / f"{Path(sys.argv[0]).stem}.json")
     given = parser.parse_args()
     try:
@@ -225,7 +237,7 @@ def compare(make: Make, names: Sequence[str], about: str | None, model: str = "m
             what = f"{run['name']}, {run['heterogeneity']}, seed {run['seed']}"
             print(f"{number}/{len(jobs)} {what}: {run['accuracy'][-1]:.3f}, {run['seconds']} s", flush=True)
     given.out.write_text(json.dumps(known) + "\n")
-    order = {name: place for place, name in enumerate([*names, *NAMED])}
+    order = {name: place for place, name in enumerate(known_names)}
     runs = [run for run in known["runs"] if run["model"] == given.model]
     runs.sort(key=lambda run: order.get(run["name"], len(order)))
     if given.smoothing is None:
