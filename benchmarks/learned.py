@@ -6,6 +6,7 @@ VGG11 and CIFAR-10 (noise of its shape where it is not fetched), five local epoc
 validation images. On a GPU 8 clients train side by side (bf16); on a CPU 20 models come back, and how long their
 training takes is reckoned from two clients that train on 500 images each. Parts are timed apart: the gradients, and
 mixing (sums of the models, and products with the gradient). Memory is the peak beyond the models that came back.
+Fine-tuning, as `fedsieve-finetune` does it after learned averaging, is timed once by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor
 
 import fedsieve as fs
 from fedsieve.engines.precision import arithmetic
-from fedsieve.filtering import Candidates, LearnedAveraging
+from fedsieve.filtering import Candidates, FineTuning, LearnedAveraging
 from fedsieve.filtering.learned import mixture, products
 from fedsieve.runs.assembly import assemble
 from fedsieve.runs.environment import environment
@@ -107,6 +108,8 @@ def main() -> None:
             random=np.random.default_rng(0),
             previous=model,
             trained=engine.layout.parameters,
+            average=lambda kept: model,
+            augments=True,
         )
 
     def gradients() -> None:
@@ -124,6 +127,7 @@ def main() -> None:
             "learned averaging": timed(lambda: filter.select(candidates()), given.times, device),
             "its gradients": timed(gradients, given.times, device),
             "its mixing": timed(mixing, given.times, device),
+            "fine-tuning": timed(lambda: FineTuning(rate=1e-3).select(candidates()), 1, device),
         }
         memory = peak(lambda: filter.select(candidates()), model)
     whole = statistics.median(found["training"])

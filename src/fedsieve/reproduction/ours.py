@@ -32,6 +32,8 @@ MOMENTUM = 0.5
 docs/results/learned-averaging.md has them all.
 """
 
+LEARNED = ("fedsieve", "fedsieve-finetune")
+
 RIVALS = [
     cell
     for where in HETEROGENEITIES
@@ -103,7 +105,7 @@ TABLES = [partial(ours_table, where) for where in HETEROGENEITIES]
 
 def ours_figure(results: Results) -> Figure | None:
     """Accuracy over rounds of the last model and of the average over rounds, a line of panels per heterogeneity."""
-    shown = ("fedavg", "fedpdp", "fedcm-ts", "fedsieve", "fedsieve-finetune", "fedpdp-finetune", "server-only")
+    shown = ("fedavg", "fedpdp", "fedcm-ts", *LEARNED, "fedpdp-finetune", "server-only")
     panels: dict[str, dict[str, list[list[float]]]] = {}
     for where in HETEROGENEITIES:
         cells = [
@@ -114,13 +116,15 @@ def ours_figure(results: Results) -> Figure | None:
         panels[f"{where} heterogeneity"] = {
             _curve(cell): [run.unsmoothed_accuracy for run in _runs(results, cell).values()] for cell in cells
         }
-        smoothed = {
-            _curve(cell): [run.accuracy for run in results.of(cell)]
+        smoothed = [
+            cell
             for cell in cells
             if cell.smoothing and len(results.of(cell)) == len(_runs(results, cell))  # or other seeds would be shown
-        }
-        if len(smoothed) > 1:  # one alone compares with nothing
-            panels[f"{where} heterogeneity, smoothed"] = smoothed
+        ]
+        if len({cell.algorithm in LEARNED for cell in smoothed}) == 2:  # ours alone compare with nothing
+            panels[f"{where} heterogeneity, smoothed"] = {
+                _curve(cell): [run.accuracy for run in results.of(cell)] for cell in smoothed
+            }
     if not any(panels.values()):
         return None
     return figures.accuracy_panels(panels, title=f"FedSieve beside the paper's algorithms, {results.study.on}")
