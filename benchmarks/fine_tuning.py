@@ -23,29 +23,23 @@ from fedsieve.filtering import Candidates, LearnedAveraging, ModelFilter
 from fedsieve.filtering.fine_tuning import FineTuning
 
 
-class EvenSteps(FineTuning):
-    """Whose steps don't get smaller within a round."""
+class Tuning(FineTuning):
+    """Takes `steps`, all `even` or with ten times as many of each size in the `first` round."""
 
-    def train(
-        self, candidates: Candidates, model: Tensor, rates: Iterable[float] | None = None, augment: bool = False
-    ) -> Tensor:
-        """As the base does, with the first of the rates throughout."""
-        rates = list(rates or [])
-        return super().train(candidates, model, [max(rates)] * len(rates), augment)
+    def __init__(self, before: ModelFilter | None, steps: int, batch: int, rate: float, augment: bool) -> None:
+        super().__init__(before, 0, batch, rate, augment)
+        self.steps, self.even, self.first = steps, False, 1
 
+    def step_count(self, examples: int) -> int:
+        """Always the same."""
+        return self.steps
 
-class LongBeginning(FineTuning):
-    """Which takes ten times as many steps in its first round."""
-
-    begun = False
-
-    def train(
-        self, candidates: Candidates, model: Tensor, rates: Iterable[float] | None = None, augment: bool = False
-    ) -> Tensor:
-        """As the base does, with each of the rates ten times."""
-        rates = list(rates or [])
-        rates, self.begun = rates if self.begun else list(np.repeat(rates, 10)), True
-        return super().train(candidates, model, rates, augment)
+    def train(self, candidates: Candidates, model: Tensor, rates: Iterable[float], augment: bool = False) -> Tensor:
+        """As the base does, with other rates."""
+        rates = list(rates)
+        taken = [rates[0]] * len(rates) if self.even else list(np.repeat(rates, self.first))
+        self.first = 1
+        return super().train(candidates, model, taken, augment)
 
 
 AUGMENTED, AVERAGED, EVEN, FIRST = ", augmented", ", after FedPdp", ", of one size", ", ten times as many at first"
@@ -62,9 +56,10 @@ def make(name: str, model: str, rounds: int) -> tuple[ModelFilter | None, Any, f
     if name not in GRID:
         return None
     steps, _, batch, _, rate = stem(name).partition(",")[0].split()
-    kind = EvenSteps if EVEN in name else LongBeginning if FIRST in name else FineTuning
     before = None if AVERAGED in name else LearnedAveraging()
-    return kind(before, int(steps), int(batch), float(rate), 0, AUGMENTED in name), None, momentum_of(name)
+    tuning = Tuning(before, int(steps), int(batch), float(rate), AUGMENTED in name)
+    tuning.even, tuning.first = EVEN in name, 10 if FIRST in name else 1
+    return tuning, None, momentum_of(name)
 
 
 if __name__ == "__main__":

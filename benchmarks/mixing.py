@@ -67,7 +67,8 @@ class Mixing(LearnedAveraging):
         self.start, self.pull, self.layers, self.free, self.drop = start, pull, layers, free, drop
         self.settled, self.length, self.taken = settled, length, list[int]()
         self.momentum = ServerMomentum(momentum, 0)  # before the steps of `tune`, where that of a run comes after
-        self.tune, self.augment = FineTuning(None, tune, tune_batch, 0.01) if tune else None, augment
+        self.tune, self.augment = FineTuning(None, batch=tune_batch) if tune else None, augment
+        self.rates = [0.01] * tune
         self.needs_logits = start == "subset"
         self.learned: Tensor | None = None
 
@@ -87,7 +88,7 @@ class Mixing(LearnedAveraging):
         self.momentum.trained = candidates.trained or len(model)
         model = self.momentum.step(candidates.previous, model)
         if self.tune is not None:
-            model = self.tune.train(candidates, model)
+            model = self.tune.train(candidates, model, self.rates)
         return Selection(tuple(kept.tolist()), model=model)
 
     def _mix(self, candidates: Candidates, held: Sequence[Tensor]) -> Tensor:

@@ -41,7 +41,7 @@ def pulled_to_2(examples: int) -> Candidates:
 
 def test_fine_tuning_is_sgd_with_momentum_by_hand() -> None:
     # From the average, 1, with rates 0.1 and 0.05: velocity 1, w 1.1; velocity 0.9 + 0.9 = 1.8, w 1.19.
-    tuning = FineTuning(steps=2, batch=3, rate=0.1, passes=1)
+    tuning = FineTuning(batch=3, rate=0.1, passes=1)
     selection = tuning.select(pulled_to_2(examples=5))
     assert selection.kept == (0, 1) and selection.model is not None
     assert selection.model.tolist() == pytest.approx([1.19])
@@ -51,12 +51,9 @@ def test_fine_tuning_is_sgd_with_momentum_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps", "passes", "taken"),
-    [(5, 2, 1, 2), (5, 2, 2, 4), (6, 2, 2, 4), (7, 2, 2, 5), (5, 9, 2, 9), (2, 1, 3, 2), (5, 0, 0, 0)],
+    ("examples", "passes", "taken"), [(6, 2, 4), (5, 2, 4), (7, 2, 5), (3, 2, 2), (2, 3, 3), (1, 5, 5), (5, 0, 0)]
 )
-def test_fine_tuning_makes_so_many_passes_and_so_many_steps_at_least(
-    examples: int, steps: int, passes: int, taken: int
-) -> None:
+def test_fine_tuning_sees_as_much_as_so_many_passes_would(examples: int, passes: int, taken: int) -> None:
     seen: list[int] = []
 
     def noted(model: Tensor, examples: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -64,8 +61,8 @@ def test_fine_tuning_makes_so_many_passes_and_so_many_steps_at_least(
         return torch.zeros(()), 2 - model
 
     candidates = replace(pulled_to_2(examples), score_and_gradient=noted)
-    FineTuning(steps=steps, batch=3, passes=passes).select(candidates)
-    assert seen == [3 if examples > 3 else 0] * taken
+    FineTuning(batch=3, passes=passes).select(candidates)
+    assert seen == [3 if examples > 3 else 0] * taken  # 0: all there are
 
 
 @pytest.mark.parametrize(
@@ -83,8 +80,8 @@ def test_fine_tuning_crops_and_flips_where_clients_do_or_as_it_is_told(
         return torch.zeros(()), 2 - model
 
     candidates = replace(pulled_to_2(examples), score_and_gradient=noted, augments=clients_do)
-    FineTuning(steps=3, batch=3, passes=1, augment=asked).select(candidates)
-    assert len(given) == 3 and all((crops is not None) == does for crops in given)
+    FineTuning(batch=3, passes=2, augment=asked).select(candidates)
+    assert len(given) > 1 and all((crops is not None) == does for crops in given)
     if does:
         assert all(crops.shape == (batch, 3) for crops in given) and (given[0] != given[1]).any()
 
@@ -93,9 +90,7 @@ def test_a_run_crops_and_flips_validation_images_if_it_does_clients(monkeypatch:
     told: list[bool] = []
     train = FineTuning.train
 
-    def noted(
-        self: FineTuning, candidates: Candidates, model: Tensor, rates: Iterable[float] | None, augment: bool
-    ) -> Tensor:
+    def noted(self: FineTuning, candidates: Candidates, model: Tensor, rates: Iterable[float], augment: bool) -> Tensor:
         told.append(augment)
         return train(self, candidates, model, rates, augment)
 
@@ -146,7 +141,7 @@ def test_fine_tuning_begins_where_its_filter_ends(selection: Selection, start: f
         score_and_gradient=lambda model, examples: (torch.zeros(()), torch.ones(1)),
         random=np.random.default_rng(0),
     )
-    tuned = FineTuning(Gives(selection), steps=1, rate=0.5).select(candidates)
+    tuned = FineTuning(Gives(selection), passes=1, rate=0.5).select(candidates)
     assert tuned.model is not None and tuned.model.tolist() == pytest.approx([start + 0.5])
     assert tuned.kept == selection.kept and tuned.weights is selection.weights
 
@@ -162,18 +157,16 @@ def test_steps_at_the_server_get_smaller_within_a_round_and_as_those_of_the_clie
     taken: list[list[float]] = []
     train = FineTuning.train
 
-    def noted(
-        self: FineTuning, candidates: Candidates, model: Tensor, rates: Iterable[float] | None, augment: bool
-    ) -> Tensor:
-        taken.append(list(rates or []))
+    def noted(self: FineTuning, candidates: Candidates, model: Tensor, rates: Iterable[float], augment: bool) -> Tensor:
+        taken.append(list(rates))
         return train(self, candidates, model, taken[-1], augment)
 
     monkeypatch.setattr(FineTuning, "train", noted)
-    fs.run(fs.Config(algorithm="fedsieve-finetune", **SETTINGS))
+    fs.run(fs.Config(algorithm="fedsieve-finetune", validation_per_class=40, **SETTINGS))
     first = [rates[0] for rates in taken]
     assert first == pytest.approx([0.1 * left for left in (1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2)])  # cosine
     for rates in taken:
-        assert len(rates) == 40 and rates[20] == pytest.approx(rates[0] / 2) and rates == sorted(rates, reverse=True)
+        assert len(rates) == 10 and rates[5] == pytest.approx(rates[0] / 2) and rates == sorted(rates, reverse=True)
 
 
 @pytest.mark.parametrize("pair", [("fedsieve", "fedsieve-finetune"), ("fedpdp", "fedpdp-finetune")])

@@ -18,7 +18,7 @@ from fedsieve.filtering.steps import Stepping
 class FineTuning(Stepping):
     """Averages as `filter` says, and from there takes steps of SGD with momentum 0.9 on the validation set.
 
-    In a round it makes `passes` over the validation set, in `steps` steps at least. They get smaller from `rate` to
+    In a round it sees as many examples as `passes` over the validation set would. Steps get smaller from `rate` to
     nothing, which settles the model, and from round to round as those of the clients do: `rate` is multiplied by what
     their schedule has left. Images are cropped and flipped if `augment` says so; by default, where clients do it.
     Without a `filter` all models are kept.
@@ -27,13 +27,12 @@ class FineTuning(Stepping):
     def __init__(
         self,
         filter: ModelFilter | None = None,
-        steps: int = 40,
+        passes: int = 5,
         batch: int = 200,
         rate: float = 0.1,
-        passes: int = 5,
         augment: bool | None = None,
     ) -> None:
-        super().__init__(steps, batch, rate)
+        super().__init__(batch, rate)
         self.passes, self.augment = count_of("passes", passes), augment
         self.filter = filter or KeepAll()
         self.formula = f"{self.filter.formula or 'as FedPdp'}, then SGD on validation data"
@@ -43,11 +42,15 @@ class FineTuning(Stepping):
     def select(self, candidates: Candidates) -> Selection:
         """Whom the filter keeps, and the model after the last step."""
         selection = self.filter.select(candidates)
-        steps = max(self.steps, -(-self.passes * len(candidates.labels) // self.batch))
+        steps = self.step_count(len(candidates.labels))
         rates = [self.rate * candidates.pace * cosine(step, steps) for step in range(1, steps + 1)]
         augment = candidates.augments if self.augment is None else self.augment
         model = self.train(candidates, _average(candidates, selection), rates, augment)
         return replace(_with_weights(candidates, selection), model=model)
+
+    def step_count(self, examples: int) -> int:
+        """How many steps it takes in a round with so many validation examples."""
+        return -(-self.passes * examples // min(self.batch, examples))
 
 
 def _with_weights(candidates: Candidates, selection: Selection) -> Selection:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsieve.errors import TooFewUpdates
 from fedsieve.filtering.base import Candidates, Selection
+from fedsieve.filtering.byzantine import count_of
 from fedsieve.filtering.geometric_median import shares_of
 from fedsieve.filtering.stack import Stack, Vector
 from fedsieve.filtering.steps import Stepping
@@ -38,7 +39,8 @@ class LearnedAveraging(Stepping):
     formula = "Σ_{k∈S_opt} c_k w_k, c learned"
 
     def __init__(self, steps: int = 40, batch: int = 200, rate: float = 0.2) -> None:
-        super().__init__(steps, batch, rate)
+        super().__init__(batch, rate)
+        self.steps = count_of("steps", steps)
 
     def select(self, candidates: Candidates) -> Selection:
         """The models worth at least half of an equal share, with their weights."""

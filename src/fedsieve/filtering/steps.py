@@ -17,14 +17,13 @@ MOMENTUM = 0.9
 
 
 class Stepping(ModelFilter):
-    """Takes `steps` steps of size `rate`, each on another `batch` of validation examples."""
+    """Takes steps, the largest of size `rate`, each on another `batch` of validation examples."""
 
     needs_logits = False
     needs_models = True
     needs_validation = True
 
-    def __init__(self, steps: int, batch: int, rate: float) -> None:
-        self.steps = count_of("steps", steps)
+    def __init__(self, batch: int, rate: float) -> None:
         self.batch = count_of("batch", batch, least=1)
         if not (rate > 0 and math.isfinite(rate)):
             raise InvalidSetting("rate", rate, "a finite number above 0")
@@ -38,18 +37,15 @@ class Stepping(ModelFilter):
             return None
         return torch.from_numpy(candidates.random.choice(examples, self.batch, replace=False))
 
-    def train(
-        self, candidates: Candidates, model: Tensor, rates: Iterable[float] | None = None, augment: bool = False
-    ) -> Tensor:
-        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set.
+    def train(self, candidates: Candidates, model: Tensor, rates: Iterable[float], augment: bool = False) -> Tensor:
+        """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set, with one step per rate.
 
-        A step is as large as the next of `rates` says; without them all are of the same `rate`. With `augment` images
-        are cropped and flipped, anew for each batch.
+        With `augment` images are cropped and flipped, anew for each batch.
         """
         assert candidates.score_and_gradient is not None and candidates.random is not None
         model = model.clone()
         velocity = torch.zeros_like(model)
-        for rate in [self.rate] * self.steps if rates is None else rates:
+        for rate in rates:
             examples = self.draw(candidates)
             images = len(candidates.labels) if examples is None else len(examples)
             moved = (draw_crops_and_flips(candidates.random, images),) if augment else ()

@@ -9,6 +9,7 @@ import numpy as np
 from fedsieve.averaging import Coefficients, combine
 from fedsieve.errors import InvalidSetting
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
+from fedsieve.filtering.byzantine import count_of
 from fedsieve.filtering.geometric_median import shares_of
 from fedsieve.filtering.stack import Stack, Vector
 from fedsieve.filtering.steps import Stepping
@@ -53,13 +54,14 @@ class FLTrust(Stepping):
     """
 
     def __init__(self, steps: int = 40, batch: int = 200, rate: float = 0.05) -> None:
-        super().__init__(steps, batch, rate)
+        super().__init__(batch, rate)
+        self.steps = count_of("steps", steps)
 
     def select(self, candidates: Candidates) -> Selection:
         """The trusted models, and the mean of their scaled updates."""
         assert candidates.models is not None and candidates.previous is not None
         stack, previous = Stack(candidates.models, candidates.trained), candidates.previous
-        own = self.train(candidates, previous) - previous
+        own = self.train(candidates, previous, [self.rate] * self.steps) - previous
         if not own.isfinite().all():  # it trusts nobody, least of all itself
             return Selection((), model=previous.clone())
         norms, products = stack.updates(previous, own)
