@@ -41,7 +41,7 @@ def pulled_to_2(examples: int) -> Candidates:
 
 def test_fine_tuning_is_sgd_with_momentum_by_hand() -> None:
     # From the average, 1, with rates 0.1 and 0.05: velocity 1, w 1.1; velocity 0.9 + 0.9 = 1.8, w 1.19.
-    tuning = FineTuning(batch=3, rate=0.1, passes=1)
+    tuning = FineTuning(batch=3, rate=0.1, passes=1, least=2)
     selection = tuning.select(pulled_to_2(examples=5))
     assert selection.kept == (0, 1) and selection.model is not None
     assert selection.model.tolist() == pytest.approx([1.19])
@@ -51,9 +51,10 @@ def test_fine_tuning_is_sgd_with_momentum_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("examples", "passes", "taken"), [(6, 2, 4), (5, 2, 4), (7, 2, 5), (3, 2, 2), (2, 3, 3), (1, 5, 5), (5, 0, 0)]
+    ("examples", "passes", "least", "taken"),
+    [(6, 2, 0, 4), (5, 2, 4, 4), (7, 2, 1, 5), (3, 2, 0, 2), (2, 3, 0, 3), (1, 5, 5, 5), (5, 0, 0, 0), (7, 2, 6, 6)],
 )
-def test_fine_tuning_sees_as_much_as_so_many_passes_would(examples: int, passes: int, taken: int) -> None:
+def test_fine_tuning_sees_as_much_as_so_many_passes_would(examples: int, passes: int, least: int, taken: int) -> None:
     seen: list[int] = []
 
     def noted(model: Tensor, examples: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -61,7 +62,7 @@ def test_fine_tuning_sees_as_much_as_so_many_passes_would(examples: int, passes:
         return torch.zeros(()), 2 - model
 
     candidates = replace(pulled_to_2(examples), score_and_gradient=noted)
-    FineTuning(batch=3, passes=passes).select(candidates)
+    FineTuning(batch=3, passes=passes, least=least).select(candidates)
     assert seen == [3 if examples > 3 else 0] * taken  # 0: all there are
 
 
@@ -80,7 +81,7 @@ def test_fine_tuning_crops_and_flips_where_clients_do_or_as_it_is_told(
         return torch.zeros(()), 2 - model
 
     candidates = replace(pulled_to_2(examples), score_and_gradient=noted, augments=clients_do)
-    FineTuning(batch=3, passes=2, augment=asked).select(candidates)
+    FineTuning(batch=3, augment=asked).select(candidates)
     assert len(given) > 1 and all((crops is not None) == does for crops in given)
     if does:
         assert all(crops.shape == (batch, 3) for crops in given) and (given[0] != given[1]).any()
@@ -141,7 +142,7 @@ def test_fine_tuning_begins_where_its_filter_ends(selection: Selection, start: f
         score_and_gradient=lambda model, examples: (torch.zeros(()), torch.ones(1)),
         random=np.random.default_rng(0),
     )
-    tuned = FineTuning(Gives(selection), passes=1, rate=0.5).select(candidates)
+    tuned = FineTuning(Gives(selection), passes=1, rate=0.5, least=0).select(candidates)
     assert tuned.model is not None and tuned.model.tolist() == pytest.approx([start + 0.5])
     assert tuned.kept == selection.kept and tuned.weights is selection.weights
 
@@ -162,11 +163,11 @@ def test_steps_at_the_server_get_smaller_within_a_round_and_as_those_of_the_clie
         return train(self, candidates, model, taken[-1], augment)
 
     monkeypatch.setattr(FineTuning, "train", noted)
-    fs.run(fs.Config(algorithm="fedsieve-finetune", validation_per_class=40, **SETTINGS))
+    fs.run(fs.Config(algorithm="fedsieve-finetune", **SETTINGS))
     first = [rates[0] for rates in taken]
     assert first == pytest.approx([0.1 * left for left in (1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2)])  # cosine
     for rates in taken:
-        assert len(rates) == 10 and rates[5] == pytest.approx(rates[0] / 2) and rates == sorted(rates, reverse=True)
+        assert len(rates) == 12 and rates[6] == pytest.approx(rates[0] / 2) and rates == sorted(rates, reverse=True)
 
 
 @pytest.mark.parametrize("pair", [("fedsieve", "fedsieve-finetune"), ("fedpdp", "fedpdp-finetune")])

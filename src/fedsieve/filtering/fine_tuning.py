@@ -18,10 +18,10 @@ from fedsieve.filtering.steps import Stepping
 class FineTuning(Stepping):
     """Averages as `filter` says, and from there takes steps of SGD with momentum 0.9 on the validation set.
 
-    In a round it sees as many examples as `passes` over the validation set would. Steps get smaller from `rate` to
-    nothing, which settles the model, and from round to round as those of the clients do: `rate` is multiplied by what
-    their schedule has left. Images are cropped and flipped if `augment` says so; by default, where clients do it.
-    Without a `filter` all models are kept.
+    In a round it sees as many examples as `passes` over the validation set would, in `least` steps at least. They get
+    smaller from `rate` to nothing, which settles the model, and from round to round as those of the clients do: `rate`
+    is multiplied by what their schedule has left. Images are cropped and flipped if `augment` says so; by default,
+    where clients do it. Without a `filter` all models are kept.
     """
 
     def __init__(
@@ -31,9 +31,10 @@ class FineTuning(Stepping):
         batch: int = 200,
         rate: float = 0.1,
         augment: bool | None = None,
+        least: int = 12,
     ) -> None:
         super().__init__(batch, rate)
-        self.passes, self.augment = count_of("passes", passes), augment
+        self.passes, self.least, self.augment = count_of("passes", passes), count_of("least", least), augment
         self.filter = filter or KeepAll()
         self.formula = f"{self.filter.formula or 'as FedPdp'}, then SGD on validation data"
         self.chooses, self.needs_logits = self.filter.chooses, self.filter.needs_logits
@@ -50,7 +51,7 @@ class FineTuning(Stepping):
 
     def step_count(self, examples: int) -> int:
         """How many steps it takes in a round with so many validation examples."""
-        return -(-self.passes * examples // min(self.batch, examples))
+        return max(self.least, -(-self.passes * examples // min(self.batch, examples)))
 
 
 def _with_weights(candidates: Candidates, selection: Selection) -> Selection:
