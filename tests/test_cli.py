@@ -176,7 +176,9 @@ def test_profile_shows_where_the_time_goes(typed: Typed, tmp_path: Path) -> None
 def test_data_list_and_show(typed: Typed, tmp_path: Path) -> None:
     listed = {row["name"]: row for row in json.loads(typed("data", "list", "--json", "--data-dir", "none")[1])}
     assert listed["digits"]["here"] and not listed["cifar10"]["here"]
-    status, printed, _ = typed("data", "show", "--heterogeneity", "class,shards", "--alpha", "0.1,5", "--out", "p.svg")
+    status, printed, _ = typed(
+        "data", "show", "--heterogeneity", "class, shards", "--alpha", "0.1, 5", "--out", "p.svg"
+    )
     assert status == 0 and "shards: " in printed and "62 to 62 examples per client" in printed
     assert "<svg" in (tmp_path / "p.svg").read_text()
 

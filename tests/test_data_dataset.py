@@ -114,6 +114,14 @@ def test_normalisation_needs_one_positive_number_per_channel(mean: Any, std: Any
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_own_arrays_may_be_of_any_byte_order(order: str) -> None:
+    rows, labels = np.arange(12).reshape(4, 3).astype(f"{order}f4"), np.array([0, 1, 1, 0]).astype(f"{order}i4")
+    dataset = Dataset.from_arrays(rows, labels, rows, labels)
+    assert dataset.prepare(dataset.train_inputs).tolist() == rows.tolist()
+    assert torch.from_numpy(dataset.train_labels).tolist() == [0, 1, 1, 0]
+
+
 def test_own_arrays_with_a_negative_label_are_refused_before_counting_classes() -> None:
     with pytest.raises(InvalidSetting, match="train_labels: -3"):
         Dataset.from_arrays(ROWS, [0, -3, 1, 1], ROWS, LABELS)

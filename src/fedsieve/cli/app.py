@@ -484,7 +484,7 @@ def data_show(
     per_class = data.DATASETS[dataset].validation_per_class if validation_per_class is None else validation_per_class
     _, rest = data.validation_split(loaded.train_labels, per_class, loaded.classes, seed)
     panels = {}
-    for scheme in heterogeneity.split(","):
+    for scheme in (name.strip() for name in heterogeneity.split(",")):
         for value in alphas if scheme in ("client", "class") else alphas[:1]:
             split = data.partition(
                 loaded.train_labels,

@@ -66,8 +66,8 @@ class Dataset:
         >>> Dataset.from_arrays(rows, [0, 1, 2, 1], rows, [0, 0, 1, 2]).classes
         3
         """
-        train_inputs, train_labels = np.asarray(train_inputs), np.asarray(train_labels)
-        test_inputs, test_labels = np.asarray(test_inputs), np.asarray(test_labels)
+        train_inputs, train_labels = _native(train_inputs), _native(train_labels)
+        test_inputs, test_labels = _native(test_inputs), _native(test_labels)
         if classes is None:
             check_labels("train_labels", train_labels)
             check_labels("test_labels", test_labels)
@@ -140,3 +140,9 @@ def _check_lengths(field: str, inputs: NDArray[Any], labels: NDArray[Any]) -> No
 def _kind(inputs: NDArray[Any]) -> str:
     form = "uint8 images" if inputs.dtype == np.uint8 else "floats"
     return f"{form} [n, {', '.join(map(str, inputs.shape[1:]))}]"
+
+
+def _native(values: ArrayLike) -> NDArray[Any]:
+    """An array in this machine's byte order: PyTorch takes no other, and files may be written in it."""
+    array = np.asarray(values)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
