@@ -179,9 +179,9 @@ def test_a_sampler_that_looks_at_models_sees_those_of_one_machine(cluster: Clust
 
 
 def test_models_stay_where_they_were_trained(cluster: Cluster) -> None:
-    _, local = assemble(config())
-    _, engine = assemble(config(engine="ray"))
-    assert isinstance(engine, RayEngine)
+    _, local = assemble(config(augment=True))
+    _, engine = assemble(config(engine="ray", augment=True))
+    assert isinstance(engine, RayEngine) and engine.augments and local.augments
     start = engine.initial_model()
     updates = engine.train(start, [7, 2, 5, 0], round=1)
     reference = local.train(start, [7, 2, 5, 0], round=1)
