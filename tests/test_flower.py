@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import fedsieve as fs
 from fedsieve.averaging import Coefficients, Kept
+from fedsieve.clients import crop_and_flip, draw_crops_and_flips
 from fedsieve.errors import InvalidSetting
 from fedsieve.filtering import Candidates, FineTuning, KeepAll, Krum, ModelFilter, Selection
 from fedsieve.flower import FedCA, FedCM, FedPdp, FedSieve, SieveStrategy, client_app
@@ -570,10 +571,16 @@ def test_images_alone_are_cropped_and_flipped_and_in_fine_tuning_alone() -> None
         FedSieve(model=Line, validation=(X, Y), device="cpu", finetune=True, augment=True)
     with pytest.raises(InvalidSetting, match=r"augment: True is not allowed.*with finetune=True alone"):
         FedSieve(model=Line, validation=(X, Y), device="cpu", augment=True)
-    pictures = (np.zeros((40, 1, 4, 4), np.float32), Y)
+    random = np.random.default_rng(0)
+    pictures = random.normal(size=(40, 1, 4, 4)).astype(np.float32)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    tuning = FedSieve(model=model, validation=pictures, device="cpu", finetune=True, augment=True).sieve.filter
-    assert isinstance(tuning, FineTuning) and tuning.augment
+    strategy = FedSieve(model=model, validation=(pictures, Y), device="cpu", finetune=True, augment=True)
+    assert isinstance(strategy.sieve.filter, FineTuning) and strategy.sieve.filter.augment
+    draws, flat = draw_crops_and_flips(random, 40), torch.ones(34)
+    moved = crop_and_flip(torch.from_numpy(pictures), torch.from_numpy(draws)).numpy()
+    other = FedSieve(model=model, validation=(moved, Y), device="cpu")
+    expected = other.judge.score_and_gradient(flat)
+    torch.testing.assert_close(strategy.judge.score_and_gradient(flat, None, draws), expected)
 
 
 class Mortal(LocalGrid):

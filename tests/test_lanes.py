@@ -275,7 +275,7 @@ def test_gradients_on_validation_data_on_a_cpu_are_those_of_double_precision(
 ) -> None:
     engine = assemble(config(device="cpu", workers=2, precision=precision), dataset=images(), model=model)[1]
     assert isinstance(engine, SequentialEngine)
-    start = engine.initial_model()
+    start, engine.evaluation_batch = engine.initial_model(), 20
     for examples, crops in ((None, None), (torch.arange(10, 27), None), (None, some_crops(50))):
         exact_score, exact = exact_score_and_gradient(engine, start, examples, crops)
         score, gradient = engine.score_and_gradient(start, examples, crops)
