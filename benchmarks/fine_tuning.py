@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from variants import WITH_MOMENTUM, compare, momentum_of, stem
 
@@ -24,22 +23,21 @@ from fedsieve.filtering.fine_tuning import FineTuning
 
 
 class Tuning(FineTuning):
-    """Takes `steps`, all `even` or with ten times as many of each size in the `first` round."""
+    """Takes `steps`, perhaps `even` ones; `first` times as many in the first round."""
 
     def __init__(self, before: ModelFilter | None, steps: int, batch: int, rate: float, augment: bool) -> None:
         super().__init__(before, 0, batch, rate, augment)
         self.steps, self.even, self.first = steps, False, 1
 
     def step_count(self, examples: int) -> int:
-        """Always the same."""
-        return self.steps
+        """Whatever there is to train on."""
+        steps, self.first = self.steps * self.first, 1
+        return steps
 
     def train(self, candidates: Candidates, model: Tensor, rates: Iterable[float], augment: bool = False) -> Tensor:
-        """As the base does, with other rates."""
+        """As the base does, or with the first of the rates throughout."""
         rates = list(rates)
-        taken = [rates[0]] * len(rates) if self.even else list(np.repeat(rates, self.first))
-        self.first = 1
-        return super().train(candidates, model, taken, augment)
+        return super().train(candidates, model, rates[:1] * len(rates) if self.even else rates, augment)
 
 
 AUGMENTED, AVERAGED, EVEN, FIRST = ", augmented", ", after FedPdp", ", of one size", ", ten times as many at first"

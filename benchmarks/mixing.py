@@ -21,7 +21,6 @@ from torch import Tensor
 from variants import compare
 
 from fedsieve import models
-from fedsieve.clients import draw_crops_and_flips
 from fedsieve.filtering import CombinatorialFilter, LearnedAveraging
 from fedsieve.filtering.base import Candidates, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
@@ -136,12 +135,10 @@ class Mixing(LearnedAveraging):
         return slope - slope.mean(1, keepdim=True) if self.free else c * (slope - (c * slope).sum(1, keepdim=True))
 
     def _gradient(self, candidates: Candidates, model: Tensor) -> Tensor:
-        assert candidates.score_and_gradient is not None and candidates.random is not None
+        assert candidates.score_and_gradient is not None
         examples = self.draw(candidates)
-        if not self.augment:
-            return candidates.score_and_gradient(model, examples)[1]
-        images = len(candidates.labels) if examples is None else len(examples)
-        return candidates.score_and_gradient(model, examples, draw_crops_and_flips(candidates.random, images))[1]
+        moved = (self.draw_crops(candidates, examples),) if self.augment else ()
+        return candidates.score_and_gradient(model, examples, *moved)[1]
 
     def _mixture(self, held: Sequence[Tensor], weights: Tensor) -> Tensor:
         total = torch.zeros_like(held[0])

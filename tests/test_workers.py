@@ -118,12 +118,16 @@ def test_the_same_bits_as_one_after_the_other(
                 outputs = several.logits(models[:count], data)
                 assert torch.equal(outputs, sequential.logits(models[:count], data))
                 assert outputs.shape == (count, 20 if data == "validation" else 130, CLASSES)
+        wholes: list[tuple[Tensor, Tensor]] = []
         for batch in (500, 3):  # all 20 at once, and in seven batches
             several.evaluation_batch = sequential.evaluation_batch = batch
             for crops in (None, draw_crops_and_flips(np.random.default_rng(0), 20)):
                 score, gradient = several.score_and_gradient(start, None, crops)
                 expected_score, expected_gradient = sequential.score_and_gradient(start, None, crops)
                 assert score == expected_score and torch.equal(gradient, expected_gradient)
+                wholes.append((score, gradient))
+        if precision == "fp32":
+            torch.testing.assert_close(wholes[2:], wholes[:2], rtol=1e-3, atol=1e-5)
         assert_same(several.train(start, clients, ROUND), expected)
     finally:
         several.close()

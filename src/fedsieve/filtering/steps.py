@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsieve.clients.augmentation import draw_crops_and_flips
@@ -37,18 +39,22 @@ class Stepping(ModelFilter):
             return None
         return torch.from_numpy(candidates.random.choice(examples, self.batch, replace=False))
 
+    def draw_crops(self, candidates: Candidates, examples: Tensor | None) -> NDArray[np.int64]:
+        """How to crop and flip the images of a batch that was drawn."""
+        assert candidates.random is not None
+        return draw_crops_and_flips(candidates.random, len(candidates.labels if examples is None else examples))
+
     def train(self, candidates: Candidates, model: Tensor, rates: Iterable[float], augment: bool = False) -> Tensor:
         """What SGD with momentum 0.9 makes of a model [size] on batches of the validation set, with one step per rate.
 
         With `augment` images are cropped and flipped, anew for each batch.
         """
-        assert candidates.score_and_gradient is not None and candidates.random is not None
+        assert candidates.score_and_gradient is not None
         model = model.clone()
         velocity = torch.zeros_like(model)
         for rate in rates:
             examples = self.draw(candidates)
-            images = len(candidates.labels) if examples is None else len(examples)
-            moved = (draw_crops_and_flips(candidates.random, images),) if augment else ()
+            moved = (self.draw_crops(candidates, examples),) if augment else ()
             _, gradient = candidates.score_and_gradient(model, examples, *moved)
             velocity.mul_(MOMENTUM).add_(gradient)
             model.add_(velocity, alpha=rate)  # up: it is the gradient of the log-likelihood
