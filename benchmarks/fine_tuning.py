@@ -5,21 +5,27 @@
 
 `vgg11` learns CIFAR-10, on a GPU; `mlp` learns Fashion-MNIST, on CPUs. A name says how many steps, on how many examples
 each, at which rate (in each round they get smaller to nothing, unless they are "of one size"), whether these are
-cropped and flipped as clients do with theirs, and whether weights are learned before, or all models averaged as FedPdp
-does. Without --only what is kept is run with one change at a time. What is run and printed: variants.py.
+cropped and flipped as clients do with theirs, and whether weights are learned before, at once (each gradient moves
+both), or not at all, all models being averaged as FedPdp does. Without --only what is kept is run with one change at a
+time. What is run and printed: variants.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor
 from variants import WITH_MOMENTUM, compare, momentum_of, stem
 
-from fedsieve.filtering import Candidates, LearnedAveraging, ModelFilter
+from fedsieve.clients.schedule import cosine
+from fedsieve.filtering import Candidates, LearnedAveraging, ModelFilter, Selection
 from fedsieve.filtering.fine_tuning import FineTuning
+from fedsieve.filtering.learned import mixture
+from fedsieve.filtering.steps import MOMENTUM
 
 
 class Tuning(FineTuning):
@@ -40,12 +46,48 @@ class Tuning(FineTuning):
         return super().train(candidates, model, rates[:1] * len(rates) if self.even else rates, augment)
 
 
+class Together(LearnedAveraging):
+    """Learns weights c and takes steps of SGD at once: each gradient, at Σ c_k w_k + d, moves both c and d.
+
+    The steps of d get smaller to nothing.
+    """
+
+    def __init__(self, steps: int, batch: int, tuning: float, augment: bool) -> None:
+        super().__init__(steps, batch, rate=0.2 * max(1.0, 40 / steps))
+        self.tuning, self.augment = tuning, augment
+
+    def select(self, candidates: Candidates) -> Selection:
+        """Those worth at least half of an equal share, averaged, and d."""
+        assert candidates.score_and_gradient is not None and candidates.models is not None
+        at_model, models = candidates.score_and_gradient, list(candidates.models)
+        d, velocity = torch.zeros_like(models[0]), torch.zeros_like(models[0])
+        rates = iter([self.tuning * candidates.pace * cosine(step, self.steps) for step in range(1, self.steps + 1)])
+
+        def moving(model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            crops = (self.draw_crops(candidates, examples),) if self.augment else ()
+            score, gradient = at_model(model.add_(d), examples, *crops)
+            velocity.mul_(MOMENTUM).add_(gradient)
+            d.add_(velocity, alpha=next(rates))
+            return score, gradient
+
+        selection = super().select(replace(candidates, score_and_gradient=moving))
+        assert selection.weights is not None
+        return replace(selection, model=mixture(models, selection.weights).add_(d))
+
+
 AUGMENTED, AVERAGED, EVEN, FIRST = ", augmented", ", after FedPdp", ", of one size", ", ten times as many at first"
 SHAPES = [f"{steps} x {batch}" for steps, batch in ((40, 200), (80, 200), (100, 200), (100, 64), (200, 64), (400, 64))]
+TOGETHER = ", at once"
+LARGE = ("20 x 1000", "24 x 800", "25 x 1000", "30 x 500", "32 x 500", "50 x 500")
 GRID = [
     f"{shape} at {rate}{''.join(more)}"
     for shape, rate in product(SHAPES, (0.01, 0.02, 0.05, 0.1))
     for more in product(*(("", one) for one in (AUGMENTED, EVEN, FIRST, AVERAGED, WITH_MOMENTUM)))
+]
+GRID += [
+    f"{shape} at {rate}{''.join(more)}"
+    for shape, rate in product(("40 x 200", "48 x 200", *LARGE), (0.1, 0.2, 0.3, 0.4))
+    for more in product(("", AUGMENTED), ("", TOGETHER, AVERAGED))
 ]
 
 
@@ -54,8 +96,11 @@ def make(name: str, model: str, rounds: int) -> tuple[ModelFilter | None, Any, f
     if name not in GRID:
         return None
     steps, _, batch, _, rate = stem(name).partition(",")[0].split()
+    augment = AUGMENTED in name
+    if TOGETHER in name:
+        return Together(int(steps), int(batch), float(rate), augment), None, momentum_of(name)
     before = None if AVERAGED in name else LearnedAveraging()
-    tuning = Tuning(before, int(steps), int(batch), float(rate), AUGMENTED in name)
+    tuning = Tuning(before, int(steps), int(batch), float(rate), augment)
     tuning.even, tuning.first = EVEN in name, 10 if FIRST in name else 1
     return tuning, None, momentum_of(name)
 

@@ -6,7 +6,7 @@ VGG11 and CIFAR-10 (noise of its shape where it is not fetched), five local epoc
 validation images. On a GPU 8 clients train side by side (bf16); on a CPU 20 models come back, and how long their
 training takes is reckoned from two clients that train on 500 images each. Parts are timed apart: the gradients, and
 mixing (sums of the models, and products with the gradient). Memory is the peak beyond the models that came back.
-Fine-tuning, as `fedsieve-finetune` does it after learned averaging, is timed once by itself.
+Fine-tuning, as `fedsieve-finetune` does it after learned averaging, is timed by itself, on a CPU once.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def main() -> None:
             "learned averaging": timed(lambda: filter.select(candidates()), given.times, device),
             "its gradients": timed(gradients, given.times, device),
             "its mixing": timed(mixing, given.times, device),
-            "fine-tuning": timed(lambda: FineTuning(rate=1e-3).select(candidates()), 1, device),
+            "fine-tuning": timed(lambda: FineTuning(rate=1e-3).select(candidates()), given.times if gpu else 1, device),
         }
         memory = peak(lambda: filter.select(candidates()), model)
     whole = statistics.median(found["training"])

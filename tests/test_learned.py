@@ -17,7 +17,15 @@ from torch.nn.functional import cross_entropy
 import fedsieve as fs
 from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, LearnedAveraging
-from fedsieve.filtering.learned import mixture, not_wild, products, weights_gradient
+from fedsieve.filtering.learned import (
+    STRETCH,
+    matrix_products,
+    mixture,
+    not_wild,
+    one_matrix,
+    products,
+    weights_gradient,
+)
 
 EXAMPLES, FEATURES, CLASSES = 60, 4, 3
 
@@ -157,6 +165,34 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]
+
+
+@given(
+    models=st.integers(1, 6),
+    size=st.one_of(st.integers(1, 50), st.integers(STRETCH - 2, 3 * STRETCH + 2)),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=40)
+def test_products_by_stretches_are_those_of_whole_models(models: int, size: int, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(models, size, generator=random)
+    direction = torch.randn(size, generator=random)
+    exact = matrix.double() @ direction.double()
+    torch.testing.assert_close(matrix_products(matrix, direction), exact, rtol=0, atol=1e-5 * size**0.5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [7, STRETCH, 1_000_003])
+def test_models_that_lie_together_on_a_gpu_are_looked_at_at_once(size: int) -> None:
+    held = torch.randn(5, size, device="cuda")
+    direction, weights = torch.randn(size, device="cuda"), torch.rand(4, dtype=torch.float64, device="cuda")
+    beside, apart = list(held[1:]), [held[0], held[1], held[3], held[4]]
+    assert one_matrix(beside) is not None and one_matrix(apart) is None and one_matrix(beside[::-1]) is None
+    for models in (beside, apart):
+        exact = torch.stack(models).double()
+        torch.testing.assert_close(mixture(models, weights).double(), weights @ exact, rtol=0, atol=1e-5)
+        found = products(models, direction)
+        torch.testing.assert_close(found, exact @ direction.double(), rtol=0, atol=1e-5 * size**0.5)
 
 
 def test_identical_models_stay_where_they_start() -> None:

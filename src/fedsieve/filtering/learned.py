@@ -24,6 +24,8 @@ FASTER, SLOWER, TINY = 0.9, 0.999, 1e-8
 WILD = 1000
 """Who moved the model as many times as far as others did, by the median, is left out: no mixture could stand it."""
 
+STRETCH = 8192
+
 LOUDEST = 100
 """What steps of that size and number can still take back."""
 
@@ -115,13 +117,44 @@ def weights_gradient(
 
 def products(models: Sequence[Tensor], direction: Tensor) -> Tensor:
     """⟨w_k, direction⟩ [models]."""
+    if (matrix := one_matrix(models)) is not None:
+        return matrix_products(matrix, direction)
     with single_thread():  # or their last bits would depend on the number of cores
         return torch.stack([torch.dot(direction, model) for model in models]).double()
 
 
 def mixture(models: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Σ c_k w_k [size] in the models' own precision, several times as fast as the average that is kept."""
+    if (matrix := one_matrix(models)) is not None:
+        return weights.to(matrix.dtype) @ matrix
     total = torch.zeros_like(models[0])
     for model, weight in zip(models, weights.to(total.dtype), strict=True):
         total.addcmul_(model, weight)
     return total
+
+
+def one_matrix(models: Sequence[Tensor]) -> Tensor | None:
+    """Models on a GPU that lie one after the other in its memory, as they do after training: [models, size], no copy.
+
+    There a look at all of them at once takes a third of what one look after the other does.
+    """
+    first = models[0]
+    apart = len(first) * first.element_size()
+    together = first.is_cuda and all(
+        model.data_ptr() == first.data_ptr() + place * apart and model.is_contiguous()
+        for place, model in enumerate(models)
+    )
+    return first.as_strided((len(models), len(first)), (len(first), 1)) if together else None
+
+
+def matrix_products(matrix: Tensor, direction: Tensor) -> Tensor:
+    """The products [models] of a matrix's rows [models, size] with `direction` [size], by stretches of STRETCH numbers.
+
+    In one piece a GPU would have no more to do at once than there are models.
+    """
+    models, size = matrix.shape
+    whole = size // STRETCH
+    stretches = matrix.as_strided((whole, models, STRETCH), (STRETCH, size, 1))
+    found = torch.bmm(stretches, direction[: whole * STRETCH].view(whole, STRETCH, 1))
+    rest = matrix[:, whole * STRETCH :] @ direction[whole * STRETCH :]
+    return found.double().sum((0, 2)) + rest.double()
