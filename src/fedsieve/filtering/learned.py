@@ -126,7 +126,7 @@ def products(models: Sequence[Tensor], direction: Tensor) -> Tensor:
 def mixture(models: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Σ c_k w_k [size] in the models' own precision, several times as fast as the average that is kept."""
     if (matrix := one_matrix(models)) is not None:
-        return weights.to(matrix.dtype) @ matrix
+        return weights.to(matrix) @ matrix
     total = torch.zeros_like(models[0])
     for model, weight in zip(models, weights.to(total.dtype), strict=True):
         total.addcmul_(model, weight)
