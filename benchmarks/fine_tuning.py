@@ -12,6 +12,7 @@ time. What is run and printed: variants.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
@@ -49,25 +50,29 @@ class Tuning(FineTuning):
 class Together(LearnedAveraging):
     """Learns weights c and takes steps of SGD at once: each gradient, at Σ c_k w_k + d, moves both c and d.
 
-    The steps of d get smaller to nothing.
+    d stays 0 for the first `wait` steps; then its steps get smaller to nothing, with `ramp` after they got larger.
     """
 
-    def __init__(self, steps: int, batch: int, tuning: float, augment: bool) -> None:
+    def __init__(self, steps: int, batch: int, tuning: float, augment: bool, wait: int, ramp: bool) -> None:
         super().__init__(steps, batch, rate=0.2 * max(1.0, 40 / steps))
-        self.tuning, self.augment = tuning, augment
+        self.augment = augment
+        some = range(1, steps - wait + 1)
+        sizes = [math.sin(math.pi * (step - 0.5) / len(some)) if ramp else cosine(step, len(some)) for step in some]
+        self.rates = [0.0] * wait + [tuning * size for size in sizes]
 
     def select(self, candidates: Candidates) -> Selection:
         """Those worth at least half of an equal share, averaged, and d."""
         assert candidates.score_and_gradient is not None and candidates.models is not None
         at_model, models = candidates.score_and_gradient, list(candidates.models)
         d, velocity = torch.zeros_like(models[0]), torch.zeros_like(models[0])
-        rates = iter([self.tuning * candidates.pace * cosine(step, self.steps) for step in range(1, self.steps + 1)])
+        rates = iter(self.rates)
 
         def moving(model: Tensor, examples: Tensor | None = None) -> tuple[Tensor, Tensor]:
             crops = (self.draw_crops(candidates, examples),) if self.augment else ()
             score, gradient = at_model(model.add_(d), examples, *crops)
-            velocity.mul_(MOMENTUM).add_(gradient)
-            d.add_(velocity, alpha=next(rates))
+            if rate := next(rates):
+                velocity.mul_(MOMENTUM).add_(gradient)
+                d.add_(velocity, alpha=rate * candidates.pace)
             return score, gradient
 
         selection = super().select(replace(candidates, score_and_gradient=moving))
@@ -77,17 +82,17 @@ class Together(LearnedAveraging):
 
 AUGMENTED, AVERAGED, EVEN, FIRST = ", augmented", ", after FedPdp", ", of one size", ", ten times as many at first"
 SHAPES = [f"{steps} x {batch}" for steps, batch in ((40, 200), (80, 200), (100, 200), (100, 64), (200, 64), (400, 64))]
-TOGETHER = ", at once"
-LARGE = ("20 x 1000", "24 x 800", "25 x 1000", "30 x 500", "32 x 500", "50 x 500")
 GRID = [
     f"{shape} at {rate}{''.join(more)}"
     for shape, rate in product(SHAPES, (0.01, 0.02, 0.05, 0.1))
     for more in product(*(("", one) for one in (AUGMENTED, EVEN, FIRST, AVERAGED, WITH_MOMENTUM)))
 ]
+TOGETHER, WAIT, RAMP, BRIEF = ", at once", ", from the 11th step", ", first larger", ", weights in 16"
+CHEAP = [f"{shape} x 200" for shape in (32, 40, 48)] + ["20 x 1000", "24 x 800", "25 x 1000", "30 x 500", "50 x 500"]
 GRID += [
-    f"{shape} at {rate}{''.join(more)}"
-    for shape, rate in product(("40 x 200", "48 x 200", *LARGE), (0.1, 0.2, 0.3, 0.4))
-    for more in product(("", AUGMENTED), ("", TOGETHER, AVERAGED))
+    f"{shape} at {rate}{AUGMENTED}{more}"
+    for shape, rate in product(CHEAP, (0.1, 0.2, 0.3, 0.4))
+    for more in (TOGETHER, TOGETHER + WAIT, TOGETHER + RAMP, BRIEF, AVERAGED)
 ]
 
 
@@ -98,8 +103,11 @@ def make(name: str, model: str, rounds: int) -> tuple[ModelFilter | None, Any, f
     steps, _, batch, _, rate = stem(name).partition(",")[0].split()
     augment = AUGMENTED in name
     if TOGETHER in name:
-        return Together(int(steps), int(batch), float(rate), augment), None, momentum_of(name)
-    before = None if AVERAGED in name else LearnedAveraging()
+        wait = 10 if WAIT in name else 0
+        together = Together(int(steps), int(batch), float(rate), augment, wait, RAMP in name)
+        return together, None, momentum_of(name)
+    learned = LearnedAveraging(16, rate=0.4) if BRIEF in name else LearnedAveraging()
+    before = None if AVERAGED in name else learned
     tuning = Tuning(before, int(steps), int(batch), float(rate), augment)
     tuning.even, tuning.first = EVEN in name, 10 if FIRST in name else 1
     return tuning, None, momentum_of(name)

@@ -30,7 +30,7 @@ from fedsieve.reproduction import (
     write_up,
 )
 from fedsieve.reproduction.claims import CLAIMS, Claim, Interval, judge
-from fedsieve.reproduction.ours import BASELINES, RIVALS, SMOOTHING, ours_figure, ours_table
+from fedsieve.reproduction.ours import BASELINES, MOMENTUM, RIVALS, SMOOTHING, ours_figure, ours_table
 from fedsieve.reproduction.paper import READINGS, SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
 from fedsieve.reproduction.pictures import per_class
 from fedsieve.reproduction.results import Results
@@ -251,25 +251,32 @@ def test_our_method_is_compared_with_the_best_fedcm_seed_by_seed() -> None:
     )
     table = ours_table("class", found)
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["FedSieve"] == ("3", "82.0 ± 2.0", "38.2 ± 0.5", "3.0 ± 0.0", "85.0 ± 0.0", "3.0 ± 0.0", "–")
+    assert rows["FedSieve"] == ("3", "82.0 ± 2.0", "38.2 ± 0.5", "3.0 ± 0.0", "85.0 ± 0.0", "–", "–")
     assert rows["FedCM-TS, accuracy"] == (
         *("2", "76.5 ± 2.1", "19.1 ± 0.5", "4.0 ± 0.0"),
-        *("73.0 ± 5.7", "3.0 (1 of 2)", "+4.5 [-1.9, +10.9]"),
+        *("73.0 ± 5.7", "+4.5 [-1.9, +10.9]", "–"),
     )
-    assert rows["FedAvg"][3:] == ("4.0", "–", "–", "+10.0")
-    assert rows["Server only"][3:] == ("never", "–", "–", "+20.0")
+    assert rows["FedAvg"][3:] == ("4.0", "–", "+10.0", "–")
+    assert rows["Server only"][3:] == ("never", "–", "+20.0", "–")
     assert list(rows) == ["FedSieve", "FedCM-TS, accuracy", "FedAvg", "Server only"] and "70.0 %" in table.note
     elsewhere = {row[0]: row[1:] for row in ours_table("client", found).rows}
     assert (
-        elsewhere["Server only"] == ("1", "60.0", "15.0", "–", "–", "–", "–")
-        and "–, FedAvg's" in ours_table("client", found).note
+        elsewhere["Server only"] == ("1", "60.0", "15.0", *"––––") and "–, FedAvg's" in ours_table("client", found).note
     )
     figure = ours_figure(found)
-    assert figure is not None  # the last place of the grid is empty
-    assert [len(axes.lines) for axes in figure.axes] == [1, 4, 2, 0]
-    alone = ours_figure(Results(study, [*RIVALS, *BASELINES], found.runs[ours].values()))
-    assert alone is not None  # no panel for what is smoothed where it compares with nothing
-    assert [len(axes.lines) for axes in alone.axes] == [0, 1]
+    assert figure is not None
+    assert [len(axes.lines) for axes in figure.axes] == [1, 4]
+    tuned = made_up(Cell("fedsieve-finetune", "class", smoothing=SMOOTHING), 1, 90)
+    carried = made_up(Cell("fedsieve", "class", server_momentum=MOMENTUM, smoothing=SMOOTHING), 1, 85)
+    more = Results(study, [*RIVALS, *BASELINES], [*found.all(), tuned, carried])
+    rows = {row[0]: row[-2:] for row in ours_table("class", more).rows}
+    assert rows["FedCM-TS, accuracy"] == ("+7.0", "+12.0") and rows["FedSieve, momentum 0.5"] == ("–", "+5.0")
+    assert rows["FedSieve, fine-tuned"] == ("-5.0", "–") and rows["FedSieve"] == ("+3.0", "+8.0")
+    figure = ours_figure(more)
+    assert figure is not None  # FedSieve once
+    assert [line.get_label() for line in figure.axes[1].lines] == [
+        *("FedSieve, momentum 0.5", "FedSieve, fine-tuned", "FedCM-TS", "FedAvg", "Server only"),
+    ]
     assert ours_figure(Results(study, RIVALS + BASELINES, [])) is None
 
 

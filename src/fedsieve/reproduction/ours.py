@@ -63,68 +63,65 @@ UNSMOOTHED = list(dict.fromkeys(replace(cell, smoothing=0.0) for cell in (*RIVAL
 
 
 def ours_table(heterogeneity: str, results: Results) -> Table:
-    """Accuracy, rounds to FedAvg's final accuracy, and how far FedSieve is ahead with the same seeds."""
+    """Accuracy, rounds to FedAvg's final accuracy, and how far ours are ahead with the same seeds."""
     target, rows = results.target(heterogeneity), []
     cells = [cell for cell in _in_order(heterogeneity) if _runs(results, cell)]
-    ours = _last(results, cells[0]) if cells else {}
+    ours = [next((cell for cell in cells if cell.algorithm == name), None) for name in LEARNED]
     for cell in cells:
-        final = _last(results, cell)
-        both = sorted(ours.keys() & final.keys())
-        ahead = Interval.of([ours[seed] - final[seed] for seed in both]) if both else None
         plain = [run.unsmoothed_accuracy for run in _runs(results, cell).values()]
         smooth = [run.accuracy for run in results.of(cell) if cell.smoothing]
         rows.append(
             (
                 _title(cell),
-                f"{len(final)}",
-                spread_of(final.values()),
+                f"{len(plain)}",
+                spread_of(_last(results, cell).values()),
                 spread_of([100 * float(np.mean(curve[-10:])) for curve in plain]),
                 _rounds(target, plain),
                 spread_of([100 * curve[-1] for curve in smooth])
-                + (f" ({len(smooth)} of {len(final)})" if 0 < len(smooth) < len(final) else ""),
-                _rounds(target, smooth),
-                NOTHING if cell == cells[0] else interval(ahead),
+                + (f" ({len(smooth)} of {len(plain)})" if 0 < len(smooth) < len(plain) else ""),
+                *(_ahead(results, one, cell) for one in ours),
             )
         )
     return Table(
         f"Averaging that learns its weights, {heterogeneity} heterogeneity",
-        ("Algorithm", "Seeds", "Accuracy", "Last 10", "Rounds", "Smoothed", "Its rounds", "Ahead by"),
+        (
+            *("Algorithm", "Seeds", "Accuracy", "Last 10", "Rounds", "Smoothed"),
+            *("FedSieve ahead", "Fine-tuned ahead"),
+        ),
         rows,
         "Test accuracy in %, of the last round and of the last 10, mean ± standard deviation over seeds. Rounds to "
         f"{NOTHING if target is None else f'{target:.1f} %'}, FedAvg's mean final accuracy, of the seeds that reach "
         f"it. Smoothed: of an average over rounds, in which all before the last weigh {SMOOTHING}, of the seeds that "
-        "were run so, and its rounds. "
-        "Ahead: the first line, by its mean difference in accuracy with the same seeds, in points [95 % interval, "
-        "Student's t].",
+        "were run so. Ahead: the first line of FedSieve, and FedSieve, fine-tuned, by their mean "
+        "difference in accuracy with the same seeds, in points [95 % interval, Student's t].",
         left=1,
     )
+
+
+def _ahead(results: Results, ours: Cell | None, other: Cell) -> str:
+    """By how many points."""
+    if ours is None or ours == other:
+        return NOTHING
+    mine, its = _last(results, ours), _last(results, other)
+    both = sorted(mine.keys() & its.keys())
+    return interval(Interval.of([mine[seed] - its[seed] for seed in both]) if both else None)
 
 
 TABLES = [partial(ours_table, where) for where in HETEROGENEITIES]
 
 
 def ours_figure(results: Results) -> Figure | None:
-    """Accuracy over rounds of the last model and of the average over rounds, a line of panels per heterogeneity."""
+    """Accuracy of the last model over rounds, a panel per heterogeneity; each algorithm once, as it comes first."""
     shown = ("fedavg", "fedpdp", "fedcm-ts", *LEARNED, "fedpdp-finetune", "server-only")
     panels: dict[str, dict[str, list[list[float]]]] = {}
     for where in HETEROGENEITIES:
-        cells = [
-            cell
-            for cell in _in_order(where)
-            if cell.algorithm in shown and cell.score != "cross-entropy" and _runs(results, cell)
-        ]
+        first: dict[str, Cell] = {}
+        for cell in _in_order(where):
+            if cell.algorithm in shown and cell.score != "cross-entropy" and _runs(results, cell):
+                first.setdefault(cell.algorithm, cell)
         panels[f"{where} heterogeneity"] = {
-            _curve(cell): [run.unsmoothed_accuracy for run in _runs(results, cell).values()] for cell in cells
+            _curve(cell): [run.unsmoothed_accuracy for run in _runs(results, cell).values()] for cell in first.values()
         }
-        smoothed = [
-            cell
-            for cell in cells
-            if cell.smoothing and len(results.of(cell)) == len(_runs(results, cell))  # or other seeds would be shown
-        ]
-        if len({cell.algorithm in LEARNED for cell in smoothed}) == 2:  # ours alone compare with nothing
-            panels[f"{where} heterogeneity, smoothed"] = {
-                _curve(cell): [run.accuracy for run in results.of(cell)] for cell in smoothed
-            }
     if not any(panels.values()):
         return None
     return figures.accuracy_panels(panels, title=f"FedSieve beside the paper's algorithms, {results.study.on}")
