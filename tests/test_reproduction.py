@@ -30,7 +30,15 @@ from fedsieve.reproduction import (
     write_up,
 )
 from fedsieve.reproduction.claims import CLAIMS, Claim, Interval, judge
-from fedsieve.reproduction.ours import BASELINES, MOMENTUM, RIVALS, SMOOTHING, ours_figure, ours_table
+from fedsieve.reproduction.ours import (
+    BASELINES,
+    MOMENTUM,
+    RIVALS,
+    SMOOTHING,
+    ours_figure,
+    ours_table,
+    overfitting_figure,
+)
 from fedsieve.reproduction.paper import READINGS, SERVER_ONLY, TABLE_2, TABLE_3, TABLE_4, Cell
 from fedsieve.reproduction.pictures import per_class
 from fedsieve.reproduction.results import Results
@@ -278,6 +286,15 @@ def test_our_method_is_compared_with_the_best_fedcm_seed_by_seed() -> None:
         *("FedSieve, momentum 0.5", "FedSieve, fine-tuned", "FedCM-TS", "FedAvg", "Server only"),
     ]
     assert ours_figure(Results(study, RIVALS + BASELINES, [])) is None
+    assert overfitting_figure(found) is None  # these runs don't know their validation accuracy
+    for row in tuned.rows:
+        row["validation_accuracy"] = 1.0
+    beside = overfitting_figure(more)
+    assert beside is not None
+    panels = {
+        axes.get_title("left"): [np.asarray(line.get_ydata()).tolist() for line in axes.lines] for axes in beside.axes
+    }
+    assert panels == {"FedSieve, momentum 0.5": [], "FedSieve, fine-tuned": [[100] * 4, [0, 0, 0, 90]]}
 
 
 def test_our_plan_has_five_seeds_of_what_is_decisive_and_needs_what_the_paper_has() -> None:

@@ -14,6 +14,7 @@ from fedsieve.reproduction.claims import Interval
 from fedsieve.reproduction.paper import HETEROGENEITIES, SCORES, SERVER_ONLY, TABLE_4, Cell
 from fedsieve.reproduction.results import Results
 from fedsieve.reproduction.tables import NOTHING, Table, interval, spread_of
+from fedsieve.reproduction.validation_pictures import beside_test
 from fedsieve.runs import History, rounds_to
 
 if TYPE_CHECKING:
@@ -125,6 +126,21 @@ def ours_figure(results: Results) -> Figure | None:
     if not any(panels.values()):
         return None
     return figures.accuracy_panels(panels, title=f"FedSieve beside the paper's algorithms, {results.study.on}")
+
+
+def overfitting_figure(results: Results) -> Figure | None:
+    """Validation beside test accuracy over rounds, of who only chooses and of who trains on validation data."""
+    panels: dict[str, dict[str, list[History]]] = {}
+    for where in HETEROGENEITIES:
+        first: dict[str, Cell] = {}
+        for cell in _in_order(where):
+            if cell.algorithm in ("fedcm-ucb", *LEARNED, "fedpdp-finetune") and _runs(results, cell):
+                first.setdefault(cell.algorithm, cell)
+        for cell in first.values():
+            panels.setdefault(_title(cell), {})[f"{where} heterogeneity"] = list(_runs(results, cell).values())
+    return beside_test(
+        panels, f"Validation and test accuracy of the new model, {results.study.on}", max(1, len(panels))
+    )
 
 
 def _in_order(where: str) -> list[Cell]:

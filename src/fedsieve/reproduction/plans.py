@@ -49,6 +49,9 @@ OURS = Plan(
     {
         "ours": Target("FedSieve and its rivals", ours.RIVALS, 5, ours.TABLES, ours.ours_figure),
         "baselines": Target("What it has to beat", ours.BASELINES, 3),
+        "overfitting": Target(
+            "Validation and test accuracy over rounds", ours.RIVALS, 5, figure=ours.overfitting_figure
+        ),
         "unsmoothed": Target("What counts if it is there", ours.UNSMOOTHED, 0),
     },
     paper.FULL,

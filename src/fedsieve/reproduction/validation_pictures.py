@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -58,42 +58,51 @@ def validation_figure(results: Results) -> Figure | None:
 
 def overfitting_figure(results: Results) -> Figure | None:
     """Validation and test accuracy over rounds: a panel for each algorithm, a colour for each of three sizes."""
+    some = (SIZES[0], SIZES[len(SIZES) // 2], SIZES[-1])
+    said = {supply: f"{supply.per_class(results.study)} per class" for supply in some}
+    panels = {
+        Case(algorithm, BALANCED).title: {said[supply]: results.of(Case(algorithm, supply)) for supply in some}
+        for algorithm in READERS
+    }
+    return beside_test(panels, f"Validation and test accuracy of the new model, {results.study.on}", columns=5)
+
+
+def beside_test(panels: Mapping[str, Mapping[str, Sequence[History]]], title: str, columns: int) -> Figure | None:
+    """Mean validation and test accuracy over rounds: titled panels, in which each kind of runs has a colour.
+
+    None where no run knows its validation accuracy.
+    """
     from matplotlib.lines import Line2D
 
-    supplies = dict(zip((SIZES[0], SIZES[len(SIZES) // 2], SIZES[-1]), BY_SIZE, strict=True))
-    if not any(results.of(Case(algorithm, supply)) for algorithm in READERS for supply in supplies):
+    knowing = {
+        name: {kind: [run for run in runs if "validation_accuracy" in run.rows[-1]] for kind, runs in kinds.items()}
+        for name, kinds in panels.items()
+    }
+    if not any(runs for kinds in knowing.values() for runs in kinds.values()):
         return None
-    figure = new_figure(13, 6.2)
-    grid = figure.subplots(2, 5, sharex=True, sharey=True)
-    for axes, algorithm in zip(grid.flat, READERS, strict=True):
-        for supply, shade in supplies.items():
-            runs = results.of(Case(algorithm, supply))
-            for name, line in (("validation_accuracy", DASHES), ("test_accuracy", "-")):
-                if curves := [found for run in runs if (found := _series(run, name))]:
-                    mean = 100 * np.mean(curves, axis=0)
-                    axes.plot(range(1, len(mean) + 1), mean, color=shade, linestyle=line, linewidth=1.5)
-        axes.set_title(Case(algorithm, BALANCED).title, fontsize=10, color=INK, loc="left")
+    shades = dict(zip(dict.fromkeys(kind for kinds in panels.values() for kind in kinds), BY_SIZE, strict=False))
+    lines = -(-len(panels) // columns)
+    figure = new_figure(2.6 * columns, 0.6 + 2.8 * lines)
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    for axes, (name, kinds) in zip(grid.flat, knowing.items(), strict=True):
+        for kind, runs in kinds.items():
+            for what, line in (("validation_accuracy", DASHES), ("test_accuracy", "-")):
+                if runs:
+                    mean = 100 * np.mean([[row[what] for row in run.rows] for run in runs], axis=0)
+                    axes.plot(range(1, len(mean) + 1), mean, color=shades[kind], linestyle=line, linewidth=1.5)
+        axes.set_title(name, fontsize=10, color=INK, loc="left")
         _calm(axes)
         axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("accuracy (%)")
     for axes in grid[-1, :]:
         axes.set_xlabel("round")
-    handles = [
-        Line2D([], [], color=shade, linewidth=2, label=f"{supply.per_class(results.study)} per class")
-        for supply, shade in supplies.items()
-    ]
+    handles = [Line2D([], [], color=shade, linewidth=2, label=kind) for kind, shade in shades.items()]
     handles.append(Line2D([], [], color=INK, linewidth=1.5, label="test"))
     handles.append(Line2D([], [], color=INK, linewidth=1.5, linestyle=DASHES, label="validation"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9, labelcolor=INK)
-    title = f"Validation and test accuracy of the new model, {results.study.on}"
     figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")
     return figure
-
-
-def _series(run: History, name: str) -> list[float]:
-    """A value of every round; none where the run has it not."""
-    return [float(row[name]) for row in run.rows if name in row]
 
 
 def _draw_sizes(axes: Axes, names: Sequence[str], results: Results) -> None:
