@@ -19,6 +19,7 @@ from fedsieve.errors import InvalidSetting, TooFewUpdates
 from fedsieve.filtering import Candidates, LearnedAveraging
 from fedsieve.filtering.learned import (
     STRETCH,
+    laid_out,
     matrix_products,
     mixture,
     not_wild,
@@ -181,16 +182,31 @@ def test_products_by_stretches_are_those_of_whole_models(models: int, size: int,
     torch.testing.assert_close(matrix_products(matrix, direction), exact, rtol=0, atol=1e-5 * size**0.5)
 
 
+def test_models_that_are_rows_of_one_tensor_are_one_matrix() -> None:
+    held = torch.randn(5, 128)
+    for models in (list(held), list(held[1:4]), [held[2]]):
+        matrix = laid_out(models)
+        assert matrix is not None and matrix.data_ptr() == models[0].data_ptr()
+        assert torch.equal(matrix, torch.stack(models))
+    for models in (list(held)[::-1], [held[0], held[2]], [held[1], held[1]], [held[0], held[1].clone()], list(held.T)):
+        assert laid_out(models) is None
+    block = torch.randn(4, 128)
+    near = [torch.from_numpy(row) for row in block.numpy()]  # one after the other, yet each a tensor of its own
+    assert near[1].data_ptr() == near[0].data_ptr() + 512 and laid_out(near) is None
+    assert one_matrix(list(held)) is None  # on a CPU bits must not depend on where models lie
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("size", [7, STRETCH, 1_000_003])
+@pytest.mark.parametrize("size", [7, 128, STRETCH, 1_000_003])
 def test_models_that_lie_together_on_a_gpu_are_looked_at_at_once(size: int) -> None:
     held = torch.randn(5, size, device="cuda")
     direction, weights = torch.randn(size, device="cuda"), torch.rand(4, dtype=torch.float64, device="cuda")
     beside, apart = list(held[1:]), [held[0], held[1], held[3], held[4]]
-    assert one_matrix(beside) is not None and one_matrix(apart) is None and one_matrix(beside[::-1]) is None
-    for models in (beside, apart):
+    assert one_matrix(beside) is not None and one_matrix(apart) is None
+    for models in (beside, apart, [model.clone() for model in beside]):
         exact = torch.stack(models).double()
-        torch.testing.assert_close(mixture(models, weights).double(), weights @ exact, rtol=0, atol=1e-5)
+        for shares in (weights, weights.cpu()):
+            torch.testing.assert_close(mixture(models, shares).double(), weights @ exact, rtol=0, atol=1e-5)
         found = products(models, direction)
         torch.testing.assert_close(found, exact @ direction.double(), rtol=0, atol=1e-5 * size**0.5)
 

@@ -24,10 +24,11 @@ FASTER, SLOWER, TINY = 0.9, 0.999, 1e-8
 WILD = 1000
 """Who moved the model as many times as far as others did, by the median, is left out: no mixture could stand it."""
 
-STRETCH = 8192
-
 LOUDEST = 100
 """What steps of that size and number can still take back."""
+
+STRETCH = 8192
+"""Numbers of each model that one part of a GPU adds up."""
 
 
 class LearnedAveraging(Stepping):
@@ -138,13 +139,20 @@ def one_matrix(models: Sequence[Tensor]) -> Tensor | None:
 
     There a look at all of them at once takes a third of what one look after the other does.
     """
-    first = models[0]
+    return laid_out(models) if models[0].is_cuda else None
+
+
+def laid_out(models: Sequence[Tensor]) -> Tensor | None:
+    """Models that are the rows of one tensor, in its order: [models, size], no copy."""
+    first, storage = models[0], models[0].untyped_storage().data_ptr()
     apart = len(first) * first.element_size()
-    together = first.is_cuda and all(
-        model.data_ptr() == first.data_ptr() + place * apart and model.is_contiguous()
+    rows = all(
+        model.untyped_storage().data_ptr() == storage  # neighbours by chance are no rows
+        and model.data_ptr() == first.data_ptr() + place * apart
+        and model.is_contiguous()
         for place, model in enumerate(models)
     )
-    return first.as_strided((len(models), len(first)), (len(first), 1)) if together else None
+    return first.as_strided((len(models), len(first)), (len(first), 1)) if rows else None
 
 
 def matrix_products(matrix: Tensor, direction: Tensor) -> Tensor:
