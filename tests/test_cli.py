@@ -80,6 +80,13 @@ def test_resume_needs_only_the_folder(typed: Typed) -> None:
         ("compare --engine ray --at-once -1 --rounds 1", "at_once: -1 is not allowed; use 1 to 3"),
         ("run --workers 0", "workers: 0 is not allowed; use a whole number of at least 1"),
         ("run --track paper", "track: 'paper'"),
+        ("run --track tensorboard,paper --out here", "track: 'paper'"),
+        ("run --track tensorboard --min-updates 20 --out here", "min_updates: 20 is not allowed"),
+        ("pretrain-favor --episodes 0 --out here/agent.safetensors", "episodes: 0"),
+        (
+            "compare --algorithms fedavg,fedca --validation-per-class 0 --heterogeneity client --alpha 100",
+            "validation_per_class: 0 is not allowed",
+        ),
         ("compare --at-once 0", "at_once: 0 is not allowed; use 1 to 3"),
         ("compare --algorithms fedavg,nothing", "algorithm: 'nothing'"),
         ("compare --algorithms fedavg,fedavg", "algorithms: 'fedavg,fedavg'"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from fedsieve.cli.flags import Given, with_config_flags
 from fedsieve.cli.progress import RunProgress, RunsTable
 from fedsieve.data.fetch import fetch_with_bar
 from fedsieve.errors import InvalidSetting
+from fedsieve.locking import made
 from fedsieve.parts import FILTERS, SAMPLERS, Part
 from fedsieve.runs import (
     Callback,
@@ -39,6 +40,7 @@ from fedsieve.runs.directory import write_whole
 from fedsieve.runs.environment import environment
 from fedsieve.runs.experiment import SIMULATED
 from fedsieve.runs.find import is_record
+from fedsieve.runs.trackers import Tracker
 
 app = typer.Typer(
     name="fedsieve",
@@ -103,8 +105,8 @@ def run_command(
     place = out or (Path("runs") / name if resume else _unused(Path("runs") / name))
     if resume and not RunDirectory(place).exists:
         log.info("there is no run in %s to go on with: it begins now", place)
-    with RunProgress(config.rounds) as progress:
-        history = run(config, out=place, resume=resume, callbacks=[progress, *_trackers(track, place)])
+    with _tracked(track, place) as trackers, RunProgress(config.rounds) as progress:
+        history = run(config, out=place, resume=resume, callbacks=[progress, *trackers])
     summary = history.summary
     print(
         f"{config.algorithm} on {config.dataset}, seed {config.seed}, {summary['rounds']} rounds: "
@@ -126,9 +128,20 @@ def _unused(folder: Path) -> Path:
     return next(place for place in chain([folder], numbered) if not RunDirectory(place).exists)
 
 
-def _trackers(names: str, out: Path) -> list[Callback]:
+@contextmanager
+def _tracked(names: str, out: Path) -> Iterator[list[Callback]]:
+    """The trackers of these names, in folders of `out`; where nothing came to be tracked, there are none afterwards."""
     given = dict.fromkeys(name.strip() for name in names.split(",") if name.strip())
-    return [tracker(name, out / "track") for name in given]
+    trackers: list[Tracker] = []
+    with made(out / "track") if given else nullcontext():
+        try:
+            for name in given:
+                trackers.append(tracker(name, out / "track"))
+            yield [*trackers]
+        finally:
+            for one in trackers:
+                with suppress(OSError):  # not empty, as it should be
+                    one.folder.rmdir()
 
 
 def compare_command(
@@ -158,13 +171,14 @@ def compare_command(
 
     config = settings.config()
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    count, trackers = len(grid(config, names, seeds)), _trackers(track, out)
-    if config.engine == "ray":
-        with RunsTable(count, config.rounds) as table:
-            histories = compare(config, names, seeds, out, trackers, at_once, table)
-    else:
-        with RunProgress(count * config.rounds) as progress:
-            histories = compare(config, names, seeds, out, [progress, *trackers], at_once)
+    count = len(grid(config, names, seeds))
+    with _tracked(track, out) as trackers:
+        if config.engine == "ray":
+            with RunsTable(count, config.rounds) as table:
+                histories = compare(config, names, seeds, out, trackers, at_once, table)
+        else:
+            with RunProgress(count * config.rounds) as progress:
+                histories = compare(config, names, seeds, out, [progress, *trackers], at_once)
     lines = summarise(histories)
     if not lines:
         raise InvalidSetting("algorithms", algorithms, "algorithms of which at least one run finishes")
@@ -227,20 +241,20 @@ def pretrain_favor_command(
     fedsieve run --sampler favor --favor-agent FILE
     """
     config = settings.config()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        aside = out.with_name(out.name + ".tmp")
-        aside.touch()
-        aside.unlink()
-    except OSError as error:
-        raise InvalidSetting("out", str(out), f"a file that can be written to ({error.strerror})") from None
-    with RunProgress(episodes * config.rounds) as progress:
+    with made(out.parent):
+        try:
+            aside = out.with_name(out.name + ".tmp")
+            aside.touch()
+            aside.unlink()
+        except OSError as error:
+            raise InvalidSetting("out", str(out), f"a file that can be written to ({error.strerror})") from None
+        with RunProgress(episodes * config.rounds) as progress:
 
-        def watch(episode: int, round: int, reached: float) -> None:
-            progress.show(f"episode {episode}", (episode - 1) * config.rounds + round, reached)
+            def watch(episode: int, round: int, reached: float) -> None:
+                progress.show(f"episode {episode}", (episode - 1) * config.rounds + round, reached)
 
-        done = pretrain_favor(config, episodes, target, watch=watch)
-    write_whole(out, done.agent.to_bytes())
+            done = pretrain_favor(config, episodes, target, watch=watch)
+        write_whole(out, done.agent.to_bytes())
     tenth = max(1, episodes // 10)
     print(
         f"{episodes} episodes, {sum(done.rounds)} rounds, {done.trainings} trainings of a client, "

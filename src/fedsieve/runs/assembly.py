@@ -148,6 +148,12 @@ def assemble(
     return federation, engine
 
 
+def check(config: Config) -> None:
+    """Raise what its run would raise before the first round, if anything."""
+    _, engine = assemble(config.model_copy(update={"engine": "sequential"}))
+    engine.close()
+
+
 def split_data(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], data.Partition]:
     """The training data as a run splits it: positions of the server's validation examples, and the clients' parts."""
     validation, rest = data.validation_split(

@@ -12,10 +12,12 @@ import numpy as np
 
 from fedsieve import algorithms as registry
 from fedsieve.errors import InvalidSetting
+from fedsieve.runs.assembly import check
 from fedsieve.runs.callback import Callback
 from fedsieve.runs.config import Config
+from fedsieve.runs.directory import RunDirectory
 from fedsieve.runs.experiment import History, Simulated
-from fedsieve.runs.many import run_many
+from fedsieve.runs.many import check_at_once, run_many
 from fedsieve.runs.participation import share_of
 
 log = logging.getLogger("fedsieve")
@@ -87,8 +89,12 @@ def compare(
     at_once: int | None = None,
     watch: Callable[[Path, Mapping[str, Any]], None] = lambda folder, event: None,
 ) -> dict[str, list[History]]:
-    """Run every algorithm with every seed under `out`, as `run_many` does."""
+    """Run every algorithm with every seed under `out`, as `run_many` does, if none has a setting that it can't have."""
     runs = {Path(out) / one.algorithm / f"seed-{one.seed}": one for one in grid(config, algorithms, seeds)}
+    check_at_once(at_once)
+    if config.engine != "ray":  # whose nodes may have data that isn't here
+        for one in {one.algorithm: one for folder, one in runs.items() if not RunDirectory(folder).finished}.values():
+            check(one)
     done = run_many(runs, callbacks, at_once, watch=watch)
     if left := len(runs) - len(done):
         log.warning("%d of %d runs are missing: they failed, or another process is at them", left, len(runs))

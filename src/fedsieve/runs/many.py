@@ -46,8 +46,7 @@ def run_many(
     """
     if not runs:
         return {}
-    if at_once is not None and not 1 <= at_once <= RUNS_AT_ONCE:
-        raise InvalidSetting("at_once", at_once, f"1 to {RUNS_AT_ONCE}")
+    check_at_once(at_once)
     if next(iter(runs.values())).engine == "ray":
         find_ray()
         from fedsieve.runs.cluster import run_on_cluster
@@ -97,6 +96,12 @@ def run_many(
         if history is not None:
             found[folder] = history
     return found
+
+
+def check_at_once(at_once: int | None) -> None:
+    """Raise unless so many runs can share a GPU."""
+    if at_once is not None and not 1 <= at_once <= RUNS_AT_ONCE:
+        raise InvalidSetting("at_once", at_once, f"1 to {RUNS_AT_ONCE}")
 
 
 def _check_begun(runs: Mapping[Path, Config]) -> None:
