@@ -552,25 +552,33 @@ class Killed(Exception):
     """The ServerApp is gone."""
 
 
-def test_the_server_may_train_after_weights_are_learned() -> None:
+@pytest.mark.parametrize("kind", [FedSieve, FedPdp])
+def test_the_server_may_train_on_what_was_averaged(kind: type[FedSieve] | type[FedPdp]) -> None:
     nodes = {1: node(GOOD), 2: node(GOOD), 3: node((20.0, -20.0))}
     plain, tuned = (
         weight_of(
-            FedSieve(model=Line, validation=(X, Y), fraction_evaluate=0.0, device="cpu", finetune=finetune)
+            kind(model=Line, validation=(X, Y), fraction_evaluate=0.0, device="cpu", finetune=finetune)
             .start(LocalGrid(nodes), START, num_rounds=1)
             .arrays
         )
         for finetune in (False, True)
     )
-    assert plain == pytest.approx(GOOD)  # whose weights are the wrong way round is left out
+    wrong = 0.0 if kind is FedSieve else 1 / 3  # a client whose weights are the wrong way round is left out, or is not
+    assert plain == pytest.approx((1 - wrong) * np.array(GOOD) + wrong * np.array((20.0, -20.0)))
     assert tuned[1] > plain[1] + 0.1 and tuned[0] < plain[0] - 0.1  # surer of what it knows
-
-
-def test_images_alone_are_cropped_and_flipped_and_in_fine_tuning_alone() -> None:
-    with pytest.raises(InvalidSetting, match=r"augment: True is not allowed.*false for inputs \(1,\), which are no im"):
-        FedSieve(model=Line, validation=(X, Y), device="cpu", finetune=True, augment=True)
     with pytest.raises(InvalidSetting, match=r"augment: True is not allowed.*with finetune=True alone"):
-        FedSieve(model=Line, validation=(X, Y), device="cpu", augment=True)
+        kind(model=Line, validation=(X, Y), device="cpu", augment=True)
+    with pytest.raises(InvalidSetting, match=r"augment: True is not allowed.*false for inputs \(1,\), which are no im"):
+        kind(model=Line, validation=(X, Y), device="cpu", finetune=True, augment=True)
+
+
+def test_plain_averages_need_validation_data_for_training_alone() -> None:
+    FedPdp()
+    with pytest.raises(InvalidSetting, match=r"validation: None is not allowed.*FineTuning needs"):
+        FedPdp(finetune=True)
+
+
+def test_images_are_cropped_and_flipped_in_fine_tuning() -> None:
     random = np.random.default_rng(0)
     pictures = random.normal(size=(40, 1, 4, 4)).astype(np.float32)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from fedsieve.errors import InvalidSetting, unknown_name
-from fedsieve.filtering import CombinatorialFilter, FineTuning, KeepAll, LearnedAveraging
+from fedsieve.filtering import CombinatorialFilter, FineTuning, KeepAll, LearnedAveraging, ModelFilter
 from fedsieve.filtering.scores import Score
 from fedsieve.flower.strategy import SieveStrategy
 from fedsieve.sampling import ClientSampler, ThompsonSampler, UCBSampler, UniformSampler
@@ -19,10 +19,15 @@ BANDITS: dict[str, Callable[[], ClientSampler]] = {"thompson": ThompsonSampler, 
 
 
 class FedPdp(SieveStrategy):
-    """Clients drawn uniformly, models averaged by their examples: Flower calls it FedAvg, the paper FedPdp."""
+    """Clients drawn uniformly, models averaged by their examples: Flower calls it FedAvg, the paper FedPdp.
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(UniformSampler(), KeepAll(), **settings)
+    With `finetune` the server then trains on the `validation` data, as `FedSieve` may: the best there is where all
+    clients can be trusted. It takes a `model`, and `augment`.
+    """
+
+    def __init__(self, *, finetune: bool = False, augment: bool = False, **settings: Any) -> None:
+        super().__init__(UniformSampler(), _fine_tuned(KeepAll(), finetune, augment), **settings)
+        _check_images(augment, settings.get("validation"))
 
 
 class FedCA(SieveStrategy):
@@ -72,14 +77,23 @@ class FedSieve(SieveStrategy):
         augment: bool = False,
         **settings: Any,
     ) -> None:
-        if augment and not finetune:
-            raise InvalidSetting("augment", augment, "true with finetune=True alone: nothing else changes images")
         sampler = UniformSampler() if bandit is None else _bandit(bandit)
-        filter = FineTuning(LearnedAveraging(), augment=augment) if finetune else LearnedAveraging()
+        filter = _fine_tuned(LearnedAveraging(), finetune, augment)
         super().__init__(sampler, filter, model=model, validation=validation, **settings)
-        shape = tuple(np.shape(validation[0])[1:])
-        if augment and len(shape) != 3:
-            raise InvalidSetting("augment", augment, f"false for inputs {shape}, which are no images")
+        _check_images(augment, validation)
+
+
+def _fine_tuned(filter: ModelFilter, finetune: bool, augment: bool) -> ModelFilter:
+    """The filter itself, or with training afterwards."""
+    if augment and not finetune:
+        raise InvalidSetting("augment", augment, "true with finetune=True alone: nothing else changes images")
+    return FineTuning(filter, augment=augment) if finetune else filter
+
+
+def _check_images(augment: bool, validation: tuple[Any, Any] | None) -> None:
+    """Raise if inputs that are no images are to be cropped and flipped."""
+    if augment and validation is not None and len(shape := np.shape(validation[0])[1:]) != 3:
+        raise InvalidSetting("augment", augment, f"false for inputs {tuple(shape)}, which are no images")
 
 
 def _bandit(name: str) -> ClientSampler:
