@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import fedsieve as fs
-from fedsieve.cli.app import _tracked
+from fedsieve.cli.experiments import tracked
 from fedsieve.errors import InvalidSetting, MissingData
 from fedsieve.runs import RunDirectory, compare
 from fedsieve.runs.frames import load_run
@@ -389,5 +389,5 @@ def test_who_is_drawn_twice_has_one_row(tmp_path: Path) -> None:
 
 
 def test_a_tracker_named_twice_is_one(tmp_path: Path) -> None:
-    with _tracked("tensorboard, tensorboard", tmp_path) as trackers:
+    with tracked("tensorboard, tensorboard", tmp_path) as trackers:
         assert len(trackers) == 1
