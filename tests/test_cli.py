@@ -83,6 +83,7 @@ def test_resume_needs_only_the_folder(typed: Typed) -> None:
         ("run --track tensorboard,paper --out here", "track: 'paper'"),
         ("run --track tensorboard --min-updates 20 --out here", "min_updates: 20 is not allowed"),
         ("pretrain-favor --episodes 0 --out here/agent.safetensors", "episodes: 0"),
+        ("pretrain-favor --out .", "out: '.' is not allowed; use the name of a file"),
         (
             "compare --algorithms fedavg,fedca --validation-per-class 0 --heterogeneity client --alpha 100",
             "validation_per_class: 0 is not allowed",
@@ -135,6 +136,32 @@ def test_algorithms_prints_table_1_for_people_and_programs(typed: Typed) -> None
     assert rows["fedsieve-finetune"]["averaging"] == "Σ_{k∈S_opt} c_k w_k, c learned, then SGD on validation data"
     assert rows["fedprox"]["sampling"] == "p_k, with replacement" and rows["fedprox"]["objective"] == "proximal"
     assert rows["fedca"]["averaging"] == "Σ_{k∈S_opt} p_k |S|/|S_opt| w_k, normalised"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("metrics.jsonl", "", "0 whole rows of 2"),
+        ("summary.json", "{}", "no rounds in its summary"),
+        ("summary.json", '{"rounds": 2, "best_accuracy": 1, "mean_last_10": 1}', "no final_accuracy in its summary"),
+    ],
+)
+def test_a_damaged_finished_run_is_named(file: str, content: str, said: str, typed: Typed, tmp_path: Path) -> None:
+    words = ["compare", *QUICK, "--algorithms", "fedpdp", "--seeds", "2", "--out", "here"]
+    assert typed(*words)[0] == 0
+    (tmp_path / "here" / "fedpdp" / "seed-0" / file).write_text(content)
+    for again in (words, ["run", "--out", "here/fedpdp/seed-0", "--resume"]):
+        status, _, error = typed(*again)
+        assert status == 2 and error.count("\n") == 1
+        assert error.startswith("error: out: 'here/fedpdp/seed-0'") and f"not damaged ({said})" in error
+
+
+def test_compare_checks_every_seed_before_the_first_run(typed: Typed, tmp_path: Path) -> None:
+    """The quickest client of seed 1 makes this deadline, that of seed 2 does not."""
+    words = "compare --algorithms fedavg --system drawn --deadline 1.5 --seed 1 --seeds 2 --rounds 1"
+    status, _, error = typed(*words.split())
+    assert status == 2 and "error: deadline: 1.5 is not allowed" in error and list(tmp_path.iterdir()) == []
+    assert typed(*words.replace("--seeds 2", "--seeds 1").split())[0] == 0
 
 
 def test_compare_prints_the_table_and_draws_the_pictures(typed: Typed, tmp_path: Path) -> None:

@@ -453,6 +453,8 @@ def test_weights_of_a_selection_replace_the_averaging_scheme() -> None:
             Selection((0,), weights=torch.tensor([1.0])),
             r"^weights: \(1,\) is not allowed; use one for each of 3 models",
         ),
+        (Selection((0.0,)), r"^kept: \(0\.0,\) is not allowed; use positions"),  # type: ignore[arg-type]
+        (Selection((0,), score="high"), r"^score: 'high' is not allowed; use a number"),  # type: ignore[arg-type]
         (Selection((0,), model=torch.zeros(5)), r"^model: \(5,\) is not allowed; use one of shape \(2,\), from"),
     ],
 )
@@ -522,6 +524,24 @@ def test_a_scheme_sees_weights_population_counts_and_losses() -> None:
     assert kept.population == 4
     assert kept.counts.tolist() == [1, 2]
     assert kept.losses.tolist() == [0.2, 0.4]
+
+
+@pytest.mark.parametrize("clients", [[1, 0], (1.0, 0.0), torch.tensor([1, 0]), np.array([1, 0])])
+def test_a_scheme_may_give_its_numbers_as_it_likes(clients: Any) -> None:
+    here = federation(Ask(20, 40), averaging=lambda kept: Coefficients(0, clients))
+    assert here.play(1).coefficients.clients.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("clients", [[1], [[1, 0]], ["one", "none"], None])
+def test_a_scheme_that_gives_no_numbers_is_named(clients: Any) -> None:
+    here = federation(Ask(20, 40), averaging=lambda kept: Coefficients(0.0, clients))
+    with pytest.raises(InvalidSetting, match=r"^averaging: .*Coefficients with one number for each of 2 models"):
+        here.play(1)
+
+
+def test_what_a_filter_says_is_kept_as_plain_numbers() -> None:
+    played = federation(Ask(10, 20), Gives(Selection((np.int64(0),), score=torch.tensor(0.5)))).play(1)  # type: ignore[arg-type]
+    assert played.kept == [10] and played.score == 0.5 and type(played.score) is float
 
 
 def test_a_filter_that_keeps_nobody_is_refused_and_nothing_changes() -> None:

@@ -735,6 +735,32 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
         FedPdp(fraction_evaluate=0.0, state_dir=tmp_path).start(LocalGrid({}), other, num_rounds=2)
 
 
+def test_the_state_of_another_strategy_is_refused(tmp_path: Path) -> None:
+    grid = LocalGrid({1: node(), 2: node()})
+    FedPdp(fraction_evaluate=0.0, state_dir=tmp_path).start(grid, START, num_rounds=1)
+    with pytest.raises(InvalidSetting, match=r"state_dir: .*a folder of the same strategy"):
+        thompson(state_dir=tmp_path).start(grid, START, num_rounds=2)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"train_metrics_clientapp": {"one": {}}}'])
+def test_damaged_results_are_named(content: str, tmp_path: Path) -> None:
+    grid = LocalGrid({1: node(), 2: node()})
+    FedPdp(fraction_evaluate=0.0, state_dir=tmp_path).start(grid, START, num_rounds=1)
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InvalidSetting, match=r"state_dir: .*results.json' is not allowed; use one that is whole"):
+        FedPdp(fraction_evaluate=0.0, state_dir=tmp_path).start(grid, START, num_rounds=2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_validation_data_must_be_numbers(bad: float) -> None:
+    broken = np.array(X)
+    broken[0, 0] = bad
+    with pytest.raises(InvalidSetting, match="validation: 'inputs with NaN or infinity'"):
+        FedCM(model=Line, validation=(broken, Y), device="cpu")
+    with pytest.raises(InvalidSetting, match="validation: 'tuple'"):
+        FedCM(model=Line, validation=(None, None), device="cpu")
+
+
 def test_evaluation_averages_what_is_usable() -> None:
     def silent(message: Message) -> Message | None:
         if message.metadata.message_type == "evaluate":

@@ -82,3 +82,15 @@ def test_a_client_drawn_twice_counts_twice() -> None:
     history = fs.run(CONFIG, sampler=Sampler([1, 1, 2]), averaging=fs.averaging.mean)
     assert history.rows[0]["sampled"] == [1, 1, 2] and history.rows[0]["kept"] == [1, 2]
     assert history.rows[0]["coefficients"]["clients"] == pytest.approx([2 / 3, 1 / 3], abs=1e-6)
+
+
+@pytest.mark.parametrize("where", ["validation examples", "test_inputs"])
+def test_the_server_judges_by_numbers_alone(where: str) -> None:
+    random = np.random.default_rng(0)
+    rows, labels = random.normal(size=(120, 3)).astype(np.float32), np.arange(120) % 3
+    test, right = rows[:30].copy(), labels[:30]
+    (test if where == "test_inputs" else rows)[:, 0] = np.nan
+    own = fs.data.Dataset.from_arrays(rows, labels, test, right)
+    config = fs.Config(model="mlp", rounds=1, clients=4, validation_per_class=5, augment=False, device="cpu")
+    with pytest.raises(InvalidSetting, match=f"dataset: 'NaN or infinity among the {where}' is not allowed"):
+        fs.run(config, dataset=own)

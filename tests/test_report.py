@@ -25,6 +25,16 @@ def test_the_participation_map_tells_hostile_clients_apart() -> None:
     assert figures.participation_map(rows, 4, [1, 3]).tolist() == [[1, 0], [4, 3], [0, 2], [0, 0]]
 
 
+def test_hostile_clients_are_marked_in_their_own_run_alone() -> None:
+    rows = {name: [{"sampled": [0, 1], "kept": [1]}] for name in ("fedavg", "server-only")}
+    figure = figures.participation(rows, 2, hostile={"fedavg": [1], "server-only": []})
+    shown = [np.asarray(axes.images[0].get_array()).tolist() for axes in figure.axes]
+    assert shown == [[[1], [4]], [[1], [2]]]
+    assert len(figure.legends[0].get_texts()) == 5
+    plain = figures.participation(rows, 2, hostile={"fedavg": []})
+    assert len(plain.legends[0].get_texts()) == 3
+
+
 def test_steps_are_known_where_every_run_is() -> None:
     places, values = figures.common_steps([([1, 3, 8], [0.1, 0.2, 0.3]), ([2, 4, 6], [0.5, 0.6, 0.7])])
     assert places.tolist() == [2, 3, 4, 6]  # the first has something from 1 to 8, the second from 2 to 6

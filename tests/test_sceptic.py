@@ -207,6 +207,14 @@ def test_they_learn_and_need_validation_data(algorithm: str, device: str) -> Non
         fs.run(fs.Config(algorithm=algorithm, **SETTINGS | {"validation_per_class": 0}))
 
 
+def test_a_server_that_trains_alone_needs_nobody_chosen_and_waits_for_nobody() -> None:
+    alone = {"algorithm": "server-only", **SETTINGS}
+    told = alone | {"filter": "krum", "sampler": "ucb", "min_updates": 4, "system": "drawn", "clients": 20}
+    plain, other = fs.run(fs.Config(**alone | {"clients": 20})), fs.run(fs.Config(**told))
+    assert other.accuracy == plain.accuracy and other.accuracy[-1] > 0.3
+    assert other.simulated("seconds") is None
+
+
 @pytest.mark.parametrize("name", ["fedpdp-finetune", "fedsieve-finetune"])
 def test_the_server_trains_at_twice_the_clients_rate(name: str) -> None:
     filter = fs.algorithms.find(name).filter(fs.algorithms.Options(lr=0.02))

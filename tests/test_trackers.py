@@ -22,7 +22,7 @@ from fedsieve.cli.experiments import tracked
 from fedsieve.errors import InvalidSetting, MissingData
 from fedsieve.runs import RunDirectory, compare
 from fedsieve.runs.frames import load_run
-from fedsieve.runs.trackers import TRACKERS, tracker
+from fedsieve.runs.trackers import TRACKERS, Tracker, tracker
 
 QUICK: dict[str, Any] = {"rounds": 3, "clients": 10, "local_epochs": 1, "device": "cpu", "engine": "sequential"}
 OF_VALIDATION = {"score", "validation_accuracy", "validation_loss"}
@@ -287,6 +287,15 @@ def test_a_missing_package_is_one_line(name: str, tmp_path: Path, monkeypatch: p
 def test_an_unknown_tracker_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="track: 'tensorbord' is not allowed; use 'tensorboard'"):
         tracker("tensorbord", tmp_path)
+
+
+def test_a_tracker_that_fails_at_the_start_is_one_line(tmp_path: Path) -> None:
+    class Away(Tracker):
+        def create(self, config: fs.Config) -> str:
+            raise ConnectionError("no server\nat all")
+
+    with pytest.raises(InvalidSetting, match=r"^track: 'away' is not .* \(ConnectionError: no server at all\)$"):
+        fs.run(fs.Config(**QUICK), callbacks=[Away(tmp_path / "away")])
 
 
 def test_trackers_are_only_loaded_when_asked_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 import numpy as np
 import torch
@@ -113,7 +114,7 @@ class Sieve:
         except TooFewUpdates as problem:
             name = type(self.filter).__name__
             raise TooFewUpdates(f"round {round}: {name} has {problem}{why}", excluded) from None
-        _check_selection(selection, len(updates), previous, type(self.filter).__name__)
+        selection = _checked(selection, len(updates), previous, type(self.filter).__name__)
         kept = [updates[position] for position in selection.kept]
         with phase("average"), single_thread():
             if selection.weights is not None:
@@ -148,10 +149,16 @@ class Sieve:
     def _coefficients(self, kept: Kept) -> Coefficients:
         """What the scheme says, which may be the user's own."""
         given = self.averaging(kept)
-        if not isinstance(given, Coefficients) or np.shape(given.clients) != kept.weights.shape:
-            allowed = f"Coefficients with one number for each of {len(kept.weights)} models"
+        allowed = f"Coefficients with one number for each of {len(kept.weights)} models"
+        if not isinstance(given, Coefficients):
             raise InvalidSetting("averaging", given, allowed)
-        return given
+        try:
+            own = Coefficients(float(given.previous), np.asarray(given.clients, dtype=np.float64))
+        except (TypeError, ValueError):
+            raise InvalidSetting("averaging", given, allowed) from None
+        if own.clients.shape != kept.weights.shape:
+            raise InvalidSetting("averaging", given, allowed)
+        return own
 
     def _score(self, updates: list[Returned], excluded: dict[int, str]) -> tuple[Tensor, list[Returned]]:
         """Validation logits [models, examples, classes] where the filter reads them; who has none to show is out."""
@@ -198,10 +205,18 @@ class Sieve:
         )
 
 
-def _check_selection(selection: object, models: int, previous: Tensor, filter: str) -> None:
-    """Raise if a filter, which may be the user's own, gave something else than a choice among so many models."""
+def _checked(selection: object, models: int, previous: Tensor, filter: str) -> Selection:
+    """A filter's choice among so many models, in plain numbers; raise if it, which may be the user's own, is none."""
     if not isinstance(selection, Selection):
         raise InvalidSetting("select", selection, f"a Selection, from {filter}")
+    try:
+        selection = replace(selection, kept=tuple(index(position) for position in selection.kept))
+    except TypeError:
+        raise InvalidSetting("kept", selection.kept, f"positions, which are whole numbers, from {filter}") from None
+    try:
+        selection = replace(selection, score=None if selection.score is None else float(selection.score))
+    except (TypeError, ValueError):
+        raise InvalidSetting("score", selection.score, f"a number, or None, from {filter}") from None
     if len(set(selection.kept)) < len(selection.kept) or not set(selection.kept) <= set(range(models)):
         raise InvalidSetting("kept", selection.kept, f"different positions among {models} models, from {filter}")
     if selection.weights is not None and tuple(selection.weights.shape) != (models,):
@@ -211,6 +226,7 @@ def _check_selection(selection: object, models: int, previous: Tensor, filter: s
     if selection.model is not None and selection.model.shape != previous.shape:
         shape = tuple(selection.model.shape)
         raise InvalidSetting("model", shape, f"one of shape {tuple(previous.shape)}, from {filter}")
+    return selection
 
 
 def _usable(

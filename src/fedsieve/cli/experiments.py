@@ -145,7 +145,7 @@ def compare_command(
     seed = min(common, default=config.seed)
     shown = {name: next((run for run in runs if run.config.seed == seed), runs[0]) for name, runs in done.items()}
     first = {name: run.rows for name, run in shown.items()}
-    hostile = next(iter(shown.values())).summary.get("hostile", ())
+    hostile = {name: run.summary.get("hostile", ()) for name, run in shown.items()}
     asked_and_kept = f"{title}: who was asked and kept" + (f", seed {seed}" if common else "")
     drawn = {
         "curves": figures.accuracy_curves(curves, title),
@@ -154,10 +154,12 @@ def compare_command(
     if config.system != "none":
         for what in SIMULATED:
             timed = {
-                name: [(taken, run.accuracy) for run in runs if (taken := run.simulated(what))]
+                name: found
                 for name, runs in done.items()
+                if (found := [(taken, run.accuracy) for run in runs if (taken := run.simulated(what))])
             }
-            drawn[f"curves-{what}"] = figures.accuracy_over(what, timed, title)
+            if timed:
+                drawn[f"curves-{what}"] = figures.accuracy_over(what, timed, title)
     pictures = [style.save(figure, out / f"{name}.png") for name, figure in drawn.items()]
     record = {
         "algorithms": [dataclasses.asdict(line) for line in lines],
@@ -195,6 +197,8 @@ def pretrain_favor_command(
     fedsieve run --sampler favor --favor-agent FILE
     """
     config = settings.config()
+    if out.is_dir():
+        raise InvalidSetting("out", str(out), "the name of a file, not of a folder")
     with made(out.parent):
         try:
             aside = out.with_name(out.name + ".tmp")

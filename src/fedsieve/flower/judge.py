@@ -27,11 +27,13 @@ class ValidationJudge(Judge):
     ) -> None:
         try:
             inputs, labels = (np.asarray(torch.as_tensor(part).cpu()) for part in validation)
-        except (TypeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             raise InvalidSetting("validation", type(validation).__name__, f"arrays (x, y) ({error})") from None
         if inputs.dtype.kind != "f" or inputs.ndim < 2 or inputs.size == 0:
             given = f"inputs {inputs.dtype} {list(inputs.shape)}"
             raise InvalidSetting("validation", given, "floats [n, ...], at least one example, as the model takes them")
+        if not np.isfinite(inputs).all():
+            raise InvalidSetting("validation", "inputs with NaN or infinity", "finite numbers")
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         if not isinstance(module, nn.Module):
             raise InvalidSetting("model", type(module).__name__, "a torch.nn.Module, or a function that makes one")

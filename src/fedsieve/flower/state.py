@@ -64,8 +64,13 @@ class State:
         """What was collected up to a round."""
         result = Result()
         if self.results_file.exists():
-            content = json.loads(self.results_file.read_text(encoding="utf-8"))
-            for name in METRICS:
-                kept = {int(round): MetricRecord(record) for round, record in content[name].items()}
-                setattr(result, name, {round: record for round, record in kept.items() if round <= rounds})
+            try:
+                content = json.loads(self.results_file.read_text(encoding="utf-8"))
+                for name in METRICS:
+                    kept = {int(round): MetricRecord(record) for round, record in content[name].items()}
+                    setattr(result, name, {round: record for round, record in kept.items() if round <= rounds})
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                problem = " ".join(f"{type(error).__name__}: {error}".split())
+                allowed = f"one that is whole, or none: what was collected in earlier rounds is gone ({problem})"
+                raise InvalidSetting("state_dir", str(self.results_file), allowed) from None
         return result

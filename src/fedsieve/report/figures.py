@@ -187,11 +187,14 @@ def class_accuracy(panels: Mapping[str, NDArray[np.float64]], columns: int = 4, 
 
 
 def participation(
-    rows: Mapping[str, Sequence[Mapping[str, Any]]], clients: int, title: str = "", hostile: Sequence[int] = ()
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    clients: int,
+    title: str = "",
+    hostile: Mapping[str, Sequence[int]] = {},
 ) -> Figure:
     """Who was sampled and who was kept, round by round: one panel per algorithm, one row of cells per client.
 
-    `rows` maps algorithm names to the rows of one run each; the same clients are `hostile` in all of them.
+    `rows` maps algorithm names to the rows of one run each, `hostile` to the clients that are hostile in it.
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
@@ -204,7 +207,7 @@ def participation(
         axes.set_visible(False)
     for axes, (name, run) in zip(panels.flat, rows.items(), strict=False):
         axes.imshow(
-            participation_map(run, clients, hostile),
+            participation_map(run, clients, hostile.get(name, ())),
             aspect="auto",
             interpolation="nearest",
             cmap=ListedColormap(list(MARKS.values())),
@@ -221,7 +224,7 @@ def participation(
     for axes in panels[-1, :]:
         axes.set_xlabel("round")
     patches = [Patch(facecolor=shade, edgecolor=GRID, label=label) for label, shade in MARKS.items()]
-    patches = patches[: None if len(hostile) else HOSTILE_ASKED]
+    patches = patches[: None if any(map(len, hostile.values())) else HOSTILE_ASKED]
     figure.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False, fontsize=9, labelcolor=INK)
     if title:
         figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left")

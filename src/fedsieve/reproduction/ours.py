@@ -139,7 +139,7 @@ def overfitting_figure(results: Results) -> Figure | None:
         for cell in first.values():
             panels.setdefault(_title(cell), {})[f"{where} heterogeneity"] = list(_runs(results, cell).values())
     return beside_test(
-        panels, f"Validation and test accuracy of the new model, {results.study.on}", max(1, len(panels))
+        panels, f"Validation and test accuracy of the model handed out, {results.study.on}", max(1, len(panels))
     )
 
 

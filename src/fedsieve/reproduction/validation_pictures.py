@@ -64,7 +64,7 @@ def overfitting_figure(results: Results) -> Figure | None:
         Case(algorithm, BALANCED).title: {said[supply]: results.of(Case(algorithm, supply)) for supply in some}
         for algorithm in READERS
     }
-    return beside_test(panels, f"Validation and test accuracy of the new model, {results.study.on}", columns=5)
+    return beside_test(panels, f"Validation and test accuracy of the model handed out, {results.study.on}", columns=5)
 
 
 def beside_test(panels: Mapping[str, Mapping[str, Sequence[History]]], title: str, columns: int) -> Figure | None:

@@ -60,16 +60,19 @@ def assemble(
     device = torch.device("cpu") if config.engine == "ray" else find_device(config.device)
     dataset = dataset or data.load(config.dataset, config.data_dir)
     validation, partition = split_data(config, dataset)
+    _check_finite("validation examples", dataset.train_inputs[validation])
+    _check_finite("test_inputs", dataset.test_inputs)
     options = config.options(int(np.count_nonzero(partition.sizes)))
     for kind, name, part in _named_parts(config):
         check_needs(kind, name, part, options, config.system != "none", len(validation))
-    if filter is None and config.filter != "own":
+    remote = not algorithm.at_server  # a server that trains alone needs nobody chosen, and waits for nobody
+    if filter is None and config.filter != "own" and remote:
         filter = FILTERS[config.filter].make(options)
     filter = filter or algorithm.filter(options)
     _check_count(filter, options.per_round)
-    if config.min_updates > options.per_round and not algorithm.at_server:
+    if config.min_updates > options.per_round and remote:
         raise InvalidSetting("min_updates", config.min_updates, f"at most {options.per_round}, as many as are asked")
-    if sampler is None and config.sampler != "own":
+    if sampler is None and config.sampler != "own" and remote:
         sampler = SAMPLERS[config.sampler].make(options)
     sampler = sampler or algorithm.sampler(options)
     if sampler.needs_times and config.system == "none":
@@ -104,7 +107,7 @@ def assemble(
     if config.even_classes and len(validation):
         looked_at = validation[data.even_out(known.train_labels[validation], config.seed)]
     seen = known if attack is None else _attacked(attack, known, partition, hostile, config.seed)
-    system = _system(config, clients)
+    system = _system(config, clients) if remote else None
     seed = config.seed if draws is None else draws
     engine = _engine(config, device, build, seen, partition, looked_at, settings, seed)
     if attack is not None:
@@ -122,7 +125,7 @@ def assemble(
         filter=filter,
         averaging=averaging or algorithm.averaging(options),
         seed=config.seed,
-        min_updates=config.min_updates,
+        min_updates=config.min_updates if remote else 1,
         pace=settings.pace,
         server_momentum=config.server_momentum,
         watch_models=config.watch_models,
@@ -172,6 +175,12 @@ def split_data(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], dat
         candidates=rest,
     )
     return validation, partition
+
+
+def _check_finite(what: str, inputs: NDArray[Any]) -> None:
+    """Raise where the server would judge by what is no number; a client that holds such is left out by itself."""
+    if inputs.dtype.kind == "f" and inputs.size and not np.isfinite((inputs.min(), inputs.max())).all():
+        raise InvalidSetting("dataset", f"NaN or infinity among the {what}", "finite numbers")
 
 
 def _named_parts(config: Config) -> Iterator[tuple[str, str, Part[Any]]]:

@@ -93,8 +93,9 @@ def compare(
     runs = {Path(out) / one.algorithm / f"seed-{one.seed}": one for one in grid(config, algorithms, seeds)}
     check_at_once(at_once)
     if config.engine != "ray":  # whose nodes may have data that isn't here
-        for one in {one.algorithm: one for folder, one in runs.items() if not RunDirectory(folder).finished}.values():
-            check(one)
+        for folder, one in runs.items():
+            if not RunDirectory(folder).finished:
+                check(one)
     done = run_many(runs, callbacks, at_once, watch=watch)
     if left := len(runs) - len(done):
         log.warning("%d of %d runs are missing: they failed, or another process is at them", left, len(runs))

@@ -48,6 +48,10 @@ VALIDATED = ("validation_accuracy", "validation_loss")
 """Of the model that is handed out, on rows of runs in which the algorithm or its filter looks at validation data."""
 
 
+RESULTS = ("final_accuracy", "best_accuracy", "mean_last_10")
+"""What every summary has, beside how many rounds there were."""
+
+
 @dataclass(frozen=True)
 class History:
     """What a run left: its rows (as in `metrics.jsonl`), its summary and the model [size] that it hands out.
@@ -209,8 +213,23 @@ def _play(federation: Federation, number: int, rows: Sequence[Mapping[str, Any]]
 
 def load(path: Path | str) -> History:
     """A finished run from its directory (without its model)."""
+    try:
+        return read_whole(path)
+    except InvalidSetting:  # which says what of
+        raise
+    except ValueError as problem:
+        raise InvalidSetting("out", str(path), f"a run directory that is not damaged ({problem})") from None
+
+
+def read_whole(path: Path | str) -> History:
+    """As `load`; of what is missing there speaks a ValueError."""
     directory = RunDirectory(path)
-    return History(directory.config(), directory.rows(), directory.summary())
+    history = History(directory.config(), directory.rows(), directory.summary())
+    if missing := [name for name in ("rounds", *RESULTS) if name not in history.summary]:
+        raise ValueError(f"no {missing[0]} in its summary")
+    if len(history.rows) != history.summary["rounds"]:
+        raise ValueError(f"{len(history.rows)} whole rows of {history.summary['rounds']}")
+    return history
 
 
 def check_same_run(directory: RunDirectory, config: Config, resume: bool, own_parts: Mapping[str, str] = {}) -> None:

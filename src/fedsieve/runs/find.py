@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedsieve.errors import FedSieveError, InvalidSetting, MissingData
-from fedsieve.runs.experiment import History, load
+from fedsieve.runs.experiment import History, read_whole
 from fedsieve.runs.record import FORMAT, read_record
 
 log = logging.getLogger("fedsieve")
@@ -21,7 +21,7 @@ def find_runs(places: Sequence[Path]) -> list[History]:
             raise InvalidSetting("runs", str(place), "folders of runs, or records of runs")
         for found in _below(place):
             try:
-                histories.append(read_record(found) if found.is_file() else _finished(found))
+                histories.append(read_record(found) if found.is_file() else read_whole(found))
             except MissingData:
                 log.warning("%s is left out: it is not finished", found)
             except (FedSieveError, ValueError, KeyError, TypeError, OSError) as error:
@@ -43,10 +43,3 @@ def _below(place: Path) -> Iterator[Path]:
         return
     yield from sorted(file.parent for file in place.rglob("config.yaml"))
     yield from sorted(filter(is_record, place.rglob("*.json")))
-
-
-def _finished(folder: Path) -> History:
-    history = load(folder)
-    if len(history.rows) != history.summary["rounds"]:
-        raise ValueError(f"{len(history.rows)} whole rows of {history.summary['rounds']}")
-    return history

@@ -71,10 +71,15 @@ class Tracker(Callback):
             same = hashlib.sha256(config.model_dump_json(exclude=set(PLACE)).encode()).hexdigest()[:12]
             note = self.folder / f"{same}.run"
             known = note.read_text(encoding="utf-8") if done and note.exists() else ""
-            name = known or self.create(config)
-            note.write_text(name, encoding="utf-8")
-            self._close(name, finished=False)  # if it failed in this process a moment ago
-            OPEN[name] = self.open(name, config, done)
+            try:
+                name = known or self.create(config)
+                note.write_text(name, encoding="utf-8")
+                self._close(name, finished=False)  # if it failed in this process a moment ago
+                OPEN[name] = self.open(name, config, done)
+            except Exception as error:  # of packages of others, and servers that may not be there
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                allowed = f"trackers that can be written to ({reason})"
+                raise InvalidSetting("track", self.folder.name, allowed) from None
             self.here.name = name
 
     def on_round(self, row: Mapping[str, Any]) -> None:
