@@ -189,13 +189,12 @@ class SieveStrategy(FedAvg):
         weights = self._weights(ids.tolist())
         if not self._begun:
             self.sampler.begin(self.seed, ids, weights)
-            if self._saved_sampler is not None:
+            if self.state is not None and self._saved_sampler is not None:
                 try:
                     self.sampler.load_state_dict(self._saved_sampler)
                 except (AttributeError, KeyError, TypeError, ValueError) as error:
                     allowed = f"a folder of the same strategy: its sampler's state is another's ({error!r})"
-                    place = self.state.directory.path if self.state else None
-                    raise InvalidSetting("state_dir", str(place), allowed) from None
+                    raise InvalidSetting("state_dir", str(self.state.directory.path), allowed) from None
             self._begun = True
         self.sampler.weigh(ids, weights)
         count = self._count(self.fraction_train, self.min_train_nodes, len(arms))

@@ -47,7 +47,6 @@ MOST_LOST = 10
 VALIDATED = ("validation_accuracy", "validation_loss")
 """Of the model that is handed out, on rows of runs in which the algorithm or its filter looks at validation data."""
 
-
 RESULTS = ("final_accuracy", "best_accuracy", "mean_last_10")
 """What every summary has, beside how many rounds there were."""
 
